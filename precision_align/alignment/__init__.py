@@ -1,0 +1,1 @@
+"""Pairs records of two runs: names, wrappers, calls, steps."""

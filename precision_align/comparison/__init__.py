@@ -1,0 +1,1 @@
+"""Evidence on pairs of records, combined into one verdict a record."""

@@ -1,0 +1,87 @@
+"""The identity of a recorded tensor: one ordered key, one text form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precision_align.core.terms import Pass, Phase, Role, Source
+
+_ESCAPES = {"%": "%25", "/": "%2F", "\n": "%0A", "\r": "%0D", "\0": "%00"}
+NUM_PARTS = 12
+
+
+def escape(part: str) -> str:
+    """Percent-escape the characters that separate the parts of a key, and line ends."""
+    for character, code in _ESCAPES.items():
+        part = part.replace(character, code)
+    return part
+
+
+def unescape(part: str) -> str:
+    """The inverse of :func:`escape`."""
+    for character, code in reversed(list(_ESCAPES.items())):
+        part = part.replace(code, character)
+    return part
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Where and when a tensor was seen.
+
+    ``scope`` is the first-registered raw module name ("" is the root); ``call`` counts that module's calls from 0
+    within one micro-batch; ``path`` is the place inside the argument structure (:mod:`~precision_align.core.trees`):
+    for an input "args.0" or "kwargs.mask", for an output "" or "0", for a gradient the same behind "input." or
+    "output.", or "parameter.weight"; for parameters and buffers the local name.
+    """
+
+    step: int
+    micro: int
+    rank: int
+    source: Source
+    scope: str
+    call: int
+    pass_: Pass
+    op: str
+    ordinal: int
+    phase: Phase
+    role: Role
+    path: str
+
+    def __str__(self) -> str:
+        parts = (
+            self.step,
+            self.micro,
+            self.rank,
+            self.source,
+            self.scope,
+            self.call,
+            self.pass_,
+            self.op,
+            self.ordinal,
+            self.phase,
+            self.role,
+            self.path,
+        )
+        return "/".join(escape(str(part)) for part in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Key:
+        """Read the text form back. Raises ValueError when it is not one."""
+        parts = text.split("/")
+        if len(parts) != NUM_PARTS:
+            raise ValueError(f"not a key: {text!r} has {len(parts)} parts, a key has {NUM_PARTS}")
+        step, micro, rank, source, scope, call, pass_, op, ordinal, phase, role, path = map(unescape, parts)
+        return cls(
+            int(step),
+            int(micro),
+            int(rank),
+            Source(source),
+            scope,
+            int(call),
+            Pass(pass_),
+            op,
+            int(ordinal),
+            Phase(phase),
+            Role(role),
+            path,
+        )

@@ -1,0 +1,130 @@
+"""What a dump holds: run information, module calls, tensor records, scalar series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from precision_align.core.keys import Key
+from precision_align.core.terms import Pass, Tier
+from precision_align.core.trees import Tree
+
+SCHEMA_VERSION = 0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Summary of one tensor, accumulated in float64 over the finite values; complex tensors by modulus.
+
+    ``numel`` counts all values; ``nan``, ``inf``, ``zero``, ``subnormal`` count theirs; ``minimum``, ``maximum``,
+    ``mean`` and ``l2`` (root of the sum of squares) are NaN where no value is finite.
+    """
+
+    numel: int
+    nan: int
+    inf: int
+    zero: int
+    subnormal: int
+    minimum: float
+    maximum: float
+    mean: float
+    l2: float
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor as it was seen.
+
+    ``shape`` and ``stride`` in elements; ``order`` is the sequence number at which it was taken; ``digest`` the
+    128-bit hash of its logical bytes in C order (b"" if none); ``tier`` what is stored of it; ``reason`` why less is
+    stored than was asked for ("" if nothing is missing); ``nbytes`` the logical size in bytes; ``extra`` what some
+    kinds need: quantizer scales, sparse parts, "expanded", "shared" (a gradient that is a sum over all consumers).
+    """
+
+    key: Key
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    layout: str
+    device: str
+    requires_grad: bool
+    order: int
+    tier: Tier
+    digest: bytes = b""
+    statistics: Statistics | None = None
+    nbytes: int = 0
+    reason: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one module (or function, or operator).
+
+    ``identity`` is unique in one rank's step and orders calls by entry; ``parent`` is the identity of the calling
+    module's call or -1; ``enter`` and ``exit`` are sequence numbers shared with the tensors' ``order``; ``kind`` the
+    full class name; ``leaf``: it has no child modules; ``arguments`` the tree of {"args", "kwargs"}, ``output`` the
+    tree of what it returned; ``attributes`` the plain attributes of a stock torch.nn module, enough to build it again;
+    ``autocast``: device type -> dtype where enabled; ``modes``: default dtype and arithmetic switches;
+    ``source``: file:line of the calling code; ``error``: what it raised.
+    """
+
+    step: int
+    micro: int
+    rank: int
+    scope: str
+    call: int
+    pass_: Pass
+    kind: str
+    identity: int
+    parent: int
+    enter: int
+    exit: int
+    leaf: bool
+    training: bool
+    grad_enabled: bool
+    arguments: Tree
+    output: Tree
+    attributes: Tree | None = None
+    autocast: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a scalar series, such as the loss at a step."""
+
+    step: int
+    micro: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Where a dump comes from.
+
+    ``run`` is unique to one capture session; ``device`` the kind and name of the model's device ("cpu", "npu:0",
+    "npu:0 simulated ascend910b"); ``aliases``: scope -> its other names; ``parameters``: parameter name -> other names
+    (tied); ``modules``: scope -> full class name, in registration order; ``wrappers``: scopes whose class is a known
+    wrapper; ``notes``: what was not recorded and why.
+    """
+
+    run: str
+    created: str
+    rank: int
+    world: int
+    device: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    capture: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, list[str]] = field(default_factory=dict)
+    parameters: Mapping[str, list[str]] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    forced: bool = False
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION

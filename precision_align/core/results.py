@@ -1,0 +1,128 @@
+"""What a comparison found, as plain data that survives a trip through JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound that a metric was held against: which metric, its value, and where it comes from."""
+
+    metric: str
+    value: float
+    origin: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A guess at the cause: ``residual`` is what is left of the error under it, in units of the error without it."""
+
+    name: str
+    text: str
+    residual: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One place where the candidate computes something else than the reference.
+
+    ``scope``: module path without wrapper parts, "" = root; ``site``: whose code; ``call``: 0-based call of that module
+    in its step; ``op``: class or operator name; ``source``: file:line of the user's code; ``evidence``: which provider
+    said so, in words; ``explanations``: ranked; ``mapping``: the operator library's row and its cases, or None.
+    """
+
+    scope: str
+    site: Site
+    phase: Phase
+    call: int
+    step: int
+    rank: int
+    op: str
+    source: str
+    kind: Kind
+    metrics: Mapping[str, float]
+    limit: Limit | None
+    evidence: str
+    explanations: Sequence[Explanation] = ()
+    mapping: Mapping[str, Any] | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class RecordResult:
+    """The verdict on one recorded tensor of the candidate (or of the reference, when the candidate lacks it).
+
+    ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
+    "replay", "raw", "structure" or "" where nothing could judge it; ``metrics``: all that were computed, raw ones with
+    the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk.
+    """
+
+    key: str
+    scope: str
+    site: Site
+    phase: Phase
+    role: Role
+    path: str
+    call: int
+    step: int
+    micro: int
+    rank: int
+    op: str
+    status: Status
+    evidence: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    limit: Limit | None = None
+    note: str = ""
+    nbytes: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what was recorded was judged, in records and bytes."""
+
+    recorded: int
+    judged: int
+    recorded_bytes: int
+    judged_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Judged records / recorded records; 0 where nothing was recorded."""
+        return self.judged / self.recorded if self.recorded else 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One scalar series of both runs: steps and values, and the step where they part (None: they do not)."""
+
+    name: str
+    reference: Sequence[tuple[int, float]]
+    candidate: Sequence[tuple[int, float]]
+    onset: int | None = None
+    band: float = 0.0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The whole result of a comparison.
+
+    ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
+    ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
+    and other series.
+    """
+
+    verdict: Verdict
+    first: Divergence | None
+    frontier: Sequence[Divergence]
+    records: Sequence[RecordResult]
+    notes: Sequence[str]
+    coverage: Mapping[Phase, Coverage]
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    candidate: Mapping[str, Any] = field(default_factory=dict)
+    curves: Sequence[Curve] = ()

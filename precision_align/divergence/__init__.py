@@ -1,0 +1,1 @@
+"""From verdicts on records to the first divergence."""

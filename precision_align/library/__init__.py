@@ -1,0 +1,1 @@
+"""The operator-mapping library: rows, golden functions, cases, their runner."""

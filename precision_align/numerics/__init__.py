@@ -1,0 +1,1 @@
+"""Numbers: statistics, sketches, error metrics and verdicts on arrays; float64 accumulation always."""

@@ -1,0 +1,1 @@
+"""Sessions that record a training run: taps, staging, the optimizer (torch)."""

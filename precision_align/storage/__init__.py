@@ -1,0 +1,1 @@
+"""Dumps on disk and in memory: one protocol, packed HDF5 by default."""

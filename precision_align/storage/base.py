@@ -1,0 +1,83 @@
+"""The contracts between who records, who stores and who reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from precision_align.core.dtypes import Array
+from precision_align.core.keys import Key
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tensor on its way to a sink: its record without digest and statistics, and its raw words.
+
+    ``words``: C-ordered array of the logical shape in the dtype's word type (see :mod:`~precision_align.core.dtypes`),
+    owned by the draft, or None where nothing can be stored (then ``record.reason`` says why). The record's ``tier`` is
+    what was asked for.
+    """
+
+    record: TensorRecord
+    words: Array | None
+
+
+class Sink(Protocol):
+    """Where a recording session puts what it sees. Calls come from the training thread; none raises for one tensor."""
+
+    def put(self, draft: Draft) -> None:
+        """Take a tensor; may block for back-pressure."""
+
+    def put_call(self, call: Call) -> None:
+        """Take a finished call."""
+
+    def put_point(self, point: Point) -> None:
+        """Take one value of a scalar series."""
+
+    def note(self, text: str) -> None:
+        """Remember something that was not recorded; shown by every reader."""
+
+    def end_step(self, step: int) -> None:
+        """All of this step was handed over: make it durable."""
+
+    def close(self, info: RunInfo) -> None:
+        """Write what is left; after this the dump is complete."""
+
+
+class Dump(Protocol):
+    """A recorded run, one rank or several, as readers see it."""
+
+    @property
+    def info(self) -> RunInfo:
+        """Of the lowest rank present."""
+
+    @property
+    def infos(self) -> Sequence[RunInfo]:
+        """One a rank, notes included."""
+
+    @property
+    def records(self) -> Sequence[TensorRecord]:
+        """All tensors, ordered by rank, step and sequence number."""
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """All module calls, ordered by rank, step and exit."""
+
+    @property
+    def series(self) -> Sequence[Point]:
+        """Scalar series (loss and others) of the lowest rank, ordered by step and micro-batch."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What this dump lacks: gaps, unreadable parts, tensors left out."""
+
+    def payload(self, key: Key) -> Array:
+        """The raw words of a tensor in its logical shape, hash verified. Raises KeyError, DumpDamaged."""
+
+    def values(self, key: Key) -> Array:
+        """The numbers of a tensor: bfloat16 and float8 widened to float32 exactly, the rest as stored."""
+
+    def sketch(self, key: Key) -> Array | None:
+        """The linear sketch of a tensor in float64, or None where none was stored."""

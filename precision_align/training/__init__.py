@@ -1,0 +1,1 @@
+"""Tools on whole trainings: loss curves."""
