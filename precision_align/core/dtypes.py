@@ -7,6 +7,7 @@ the same width next to their logical dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ def widen(words: Array, dtype: Dtype) -> Array:
     return words
 
 
+@cache
 def _float8_values(name: str) -> Array:
     exponent_bits, mantissa_bits, bias, special = _FLOAT8[name]
     words = np.arange(256, dtype=np.int64)

@@ -8,6 +8,7 @@ PrecisionAlignError
 │   ├── DumpDamaged       truncated, or a stored hash does not fit
 │   ├── DumpForeign       an HDF5 file or a folder that is not ours
 │   ├── SchemaTooNew      written by a newer version: upgrade
+│   ├── LogUnreadable     a log, table or series that cannot be read as step and value
 │   └── NothingInCommon   two dumps without one pair of records
 ├── StorageFull           disk or quota is full                           (exit status 3)
 └── Unavailable           an optional package or a device is not there    (exit status 2)
@@ -75,6 +76,12 @@ class NothingInCommon(DumpError):
     """Two dumps have not one pair of records."""
 
     code = "PA205"
+
+
+class LogUnreadable(DumpError):
+    """A log, table or series cannot be read as steps and values; the text names the line."""
+
+    code = "PA206"
 
 
 class StorageFull(PrecisionAlignError, OSError):

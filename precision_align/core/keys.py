@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from precision_align.core.terms import Pass, Phase, Role, Source
 
 _ESCAPES = {"%": "%25", "/": "%2F", "\n": "%0A", "\r": "%0D", "\0": "%00"}
+_TRANSLATION = str.maketrans(_ESCAPES)
 NUM_PARTS = 12
 
 
 def escape(part: str) -> str:
     """Percent-escape the characters that separate the parts of a key, and line ends."""
-    for character, code in _ESCAPES.items():
-        part = part.replace(character, code)
-    return part
+    return part.translate(_TRANSLATION)
 
 
 def unescape(part: str) -> str:
     """The inverse of :func:`escape`."""
+    if "%" not in part:
+        return part
     for character, code in reversed(list(_ESCAPES.items())):
         part = part.replace(code, character)
     return part
@@ -48,21 +49,8 @@ class Key:
     path: str
 
     def __str__(self) -> str:
-        parts = (
-            self.step,
-            self.micro,
-            self.rank,
-            self.source,
-            self.scope,
-            self.call,
-            self.pass_,
-            self.op,
-            self.ordinal,
-            self.phase,
-            self.role,
-            self.path,
-        )
-        return "/".join(escape(str(part)) for part in parts)
+        before = f"{self.step}/{self.micro}/{self.rank}/{self.source}/{escape(self.scope)}/{self.call}/{self.pass_}"
+        return f"{before}/{escape(self.op)}/{self.ordinal}/{self.phase}/{self.role}/{escape(self.path)}"
 
     @classmethod
     def parse(cls, text: str) -> Key:

@@ -59,7 +59,8 @@ class RecordResult:
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
     "replay", "raw", "structure" or "" where nothing could judge it; ``metrics``: all that were computed, raw ones with
-    the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk.
+    the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk; ``source``: file:line
+    of the user's code that made the call.
     """
 
     key: str
@@ -80,6 +81,7 @@ class RecordResult:
     note: str = ""
     nbytes: int = 0
     order: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)

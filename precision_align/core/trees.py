@@ -155,7 +155,7 @@ def _rebuild_container(tree: Tree, items: list[Any], resolve: Resolve) -> Any:
         if kind == "mapping":
             return _rebuild_mapping(found, _rebuild_keys(tree), items)
         if kind == "dataclass":
-            value = object.__new__(found)
+            value: Any = object.__new__(found)
             for name, item in zip(tree["keys"], items):
                 object.__setattr__(value, name, item)
             return value

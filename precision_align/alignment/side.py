@@ -1,0 +1,145 @@
+"""One dump, arranged for comparison: calls without wrapper shells, and the tensors of each call at hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from precision_align.alignment.names import align_names
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.storage.base import Dump
+
+Place = tuple[Phase, Role, str]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training micro-batch of one rank: everything below is numbered within it."""
+
+    rank: int
+    step: int
+    micro: int
+
+
+@dataclass(eq=False)
+class Node:
+    """A first-pass call of a module under its aligned name, linked to its caller and to the calls it made.
+
+    ``number``: 0-based among the calls of ``scope`` in its unit; ``tensors``: its records by phase, role and path.
+    """
+
+    call: Call
+    scope: str
+    unit: Unit
+    number: int
+    tensors: Mapping[Place, TensorRecord]
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list)
+
+    def select(self, phase: Phase, role: Role) -> dict[str, TensorRecord]:
+        """Path -> record of one phase and role, in recorded order."""
+        return {place[2]: record for place, record in self.tensors.items() if place[:2] == (phase, role)}
+
+    @property
+    def inputs(self) -> dict[str, TensorRecord]:
+        return self.select(Phase.FORWARD, Role.INPUT)
+
+    @property
+    def outputs(self) -> dict[str, TensorRecord]:
+        return self.select(Phase.FORWARD, Role.OUTPUT)
+
+    @property
+    def buffers(self) -> dict[str, TensorRecord]:
+        return self.select(Phase.FORWARD, Role.BUFFER)
+
+    @property
+    def gradients(self) -> dict[str, TensorRecord]:
+        return self.select(Phase.BACKWARD, Role.GRADIENT)
+
+    @property
+    def fingerprint(self) -> tuple[tuple[str, bytes], ...]:
+        """What went in, as hashes: two calls that got the same tensors have the same."""
+        return tuple((path, record.digest) for path, record in sorted(self.inputs.items()) if record.digest)
+
+
+class Side:
+    """One run of a comparison."""
+
+    def __init__(self, dump: Dump) -> None:
+        self.dump = dump
+        self.calls: Sequence[Call] = dump.calls
+        self.names = align_names([*dump.info.modules, *(call.scope for call in self.calls)])
+        self._by_call: dict[tuple[int, int, int, str, int, Pass], dict[Place, TensorRecord]] = defaultdict(dict)
+        self.state: dict[tuple[int, int], dict[tuple[str, Role, Phase, str], TensorRecord]] = defaultdict(dict)
+        self.loose: list[TensorRecord] = []
+        for record in dump.records:
+            self._file(record)
+        self.nodes = self._link()
+        self.units: list[Unit] = list(dict.fromkeys(node.unit for node in self.nodes))
+        self.roots: dict[Unit, list[Node]] = defaultdict(list)
+        self.by_scope: dict[tuple[Unit, str], list[Node]] = defaultdict(list)
+        for node in sorted(self.nodes, key=lambda node: node.call.enter):
+            self.by_scope[node.unit, node.scope].append(node)
+            if node.parent is None:
+                self.roots[node.unit].append(node)
+        self.recomputed = sum(call.pass_ == Pass.RECOMPUTE for call in self.calls)
+
+    def _file(self, record: TensorRecord) -> None:
+        key = record.key
+        if key.source == Source.MODULE:
+            place = (key.phase, key.role, key.path)
+            self._by_call[key.rank, key.step, key.micro, key.scope, key.call, key.pass_].setdefault(place, record)
+        elif key.source in (Source.PARAMETERS, Source.OPTIMIZER):
+            scope = self.names.get(key.scope, key.scope)
+            owner = scope if scope is not None else key.scope
+            self.state[key.rank, key.step].setdefault((owner, key.role, key.phase, key.path), record)
+        else:
+            self.loose.append(record)
+
+    def _link(self) -> list[Node]:
+        """Nodes in exit order; a wrapper's shell is skipped and its children handed to its caller."""
+        calls = [call for call in self.calls if call.pass_ == Pass.FIRST and call.scope in self.names]
+        by_identity = {(call.rank, call.step, call.identity): call for call in calls}
+        counts: dict[tuple[Unit, str], int] = defaultdict(int)
+        found: dict[tuple[int, int, int], Node] = {}
+        for call in sorted(calls, key=lambda call: (call.rank, call.enter)):
+            scope = self.names[call.scope]
+            if scope is None:
+                continue
+            unit = Unit(call.rank, call.step, call.micro)
+            tensors = self._by_call.get((call.rank, call.step, call.micro, call.scope, call.call, call.pass_), {})
+            node = Node(call, scope, unit, counts[unit, scope], tensors)
+            counts[unit, scope] += 1
+            parent = self._find_parent(call, by_identity, found)
+            if parent is not None:
+                node.parent = parent
+                parent.children.append(node)
+            found[call.rank, call.step, call.identity] = node
+        return sorted(found.values(), key=lambda node: (node.unit.rank, node.call.exit))
+
+    def _find_parent(
+        self,
+        call: Call,
+        by_identity: Mapping[tuple[int, int, int], Call],
+        found: Mapping[tuple[int, int, int], Node],
+    ) -> Node | None:
+        place = (call.rank, call.step, call.parent)
+        while place in by_identity:
+            if place in found:
+                return found[place]
+            place = (call.rank, call.step, by_identity[place].parent)
+        return None
+
+    def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> dict[tuple[str, str], TensorRecord]:
+        """(aligned owner scope, name) -> record of parameters, buffers, gradients or optimizer state at a step."""
+        found = self.state.get((rank, step), {})
+        return {
+            (scope, path): record for (scope, at, when, path), record in found.items() if (at, when) == (role, phase)
+        }
+
+
+def collect_fingerprints(nodes: Iterable[Node]) -> tuple[object, ...]:
+    """The fingerprints of several calls as one."""
+    return tuple(node.fingerprint for node in nodes)

@@ -1,0 +1,105 @@
+"""The backward walk: the gradients that each call's own code computed."""
+
+from __future__ import annotations
+
+from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.side import Node
+from precision_align.comparison.forward import ForwardJudge, Owned
+from precision_align.comparison.raw import Gap, Pair, RawComparer
+from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import Blame, blame_call, make_row, row_from_judgement, row_from_raw
+from precision_align.core.records import TensorRecord
+from precision_align.core.results import RecordResult
+from precision_align.core.terms import Phase, Site, Status
+
+
+class BackwardJudge:
+    """Judges gradients: of inputs and parameters by the call that used them, of outputs by the caller that went on."""
+
+    def __init__(
+        self, alignment: Alignment, raw: RawComparer, replay: ReplayProvider, forward: ForwardJudge, owned: Owned
+    ) -> None:
+        self._alignment = alignment
+        self._raw = raw
+        self._replay = replay
+        self._forward = forward
+        self._owned = owned
+
+    def judge(self, node: Node) -> list[RecordResult]:
+        """Rows for the gradients of a call's inputs and own parameters and of its children's outputs."""
+        rows = self._judge_entry(node) if node.parent is None else []
+        targets = self._list_targets(node)
+        if not targets:
+            return rows
+        if self._sources_equal(node) and all(self._gap(record).equal for _, record in targets):
+            note = "bit-equal, as is what it is computed from"
+            return rows + [
+                make_row(record, self._blame(node, child), Status.PASS, "hash", note=note) for child, record in targets
+            ]
+        verdicts, reason = self._replay.judge_backward(node)
+        for child, record in targets:
+            found = verdicts.get((child, record.key.path))
+            blame, gap = self._blame(node, child), self._gap(record)
+            if found is not None and found[0].status != Status.INCONCLUSIVE:
+                rows.append(row_from_judgement(record, blame, found[0], gap))
+                continue
+            if record.extra.get("shared"):
+                reason = "a sum over all consumers, not this call's share"
+            rows.append(row_from_raw(record, blame, gap, self._sources_close(node, record.order), reason))
+        return rows
+
+    def _judge_entry(self, node: Node) -> list[RecordResult]:
+        """The gradients that enter the model: made by loss code outside of it, which cannot be replayed."""
+        rows = []
+        outputs = [(record, self._forward.find_partner(record)) for record in node.outputs.values()]
+        blame = Blame(node.scope, Site.INPUTS, Phase.BACKWARD, node.number, "loss", node.call.source)
+        for path, record in node.gradients.items():
+            if path.partition(".")[0] != "output":
+                continue
+            close = node in self._alignment.pairs and self._raw.are_close(outputs)
+            reason = "computed outside the model from outputs that differ"
+            rows.append(row_from_raw(record, blame, self._gap(record), close, reason))
+        return rows
+
+    def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
+        targets = [
+            (-1, record) for path, record in node.gradients.items() if path.partition(".")[0] in ("input", "parameter")
+        ]
+        for index, child in enumerate(node.children):
+            targets += [
+                (index, record)
+                for path, record in child.gradients.items()
+                if path.partition(".")[0] == "output" and not _is_callers(child, path)
+            ]
+        return targets
+
+    def _sources(self, node: Node, before: int | None = None) -> list[Pair]:
+        records = [record for path, record in node.gradients.items() if path.partition(".")[0] == "output"]
+        records += list(node.inputs.values())
+        for child in node.children:
+            records += child.outputs.values()
+            records += [
+                record
+                for path, record in child.gradients.items()
+                if path.startswith("input.") and (before is None or record.order < before)
+            ]
+        return [(record, self._forward.find_partner(record)) for record in records] + self._owned(node)
+
+    def _sources_equal(self, node: Node) -> bool:
+        return node in self._alignment.pairs and self._raw.are_equal(self._sources(node))
+
+    def _sources_close(self, node: Node, before: int) -> bool:
+        return node in self._alignment.pairs and self._raw.are_close(self._sources(node, before))
+
+    def _gap(self, record: TensorRecord) -> Gap:
+        return self._raw.gap(record, self._forward.find_partner(record))
+
+    def _blame(self, node: Node, child: int) -> Blame:
+        site = Site.MODULE if child < 0 and node.call.leaf else Site.INLINE
+        return blame_call(node.call, node.scope, node.number, site, Phase.BACKWARD)
+
+
+def _is_callers(child: Node, path: str) -> bool:
+    """The child's output is its caller's output too: the same gradient is listed there."""
+    output = child.outputs.get(path[len("output") :].lstrip("."))
+    return output is None or bool(output.extra.get("returned") or output.extra.get("same_as"))

@@ -1,0 +1,137 @@
+"""The walk over both runs: each record of the candidate gets one verdict from the strongest evidence there is.
+
+Order of evidence: equal hashes of a record and of all it is computed from; local replay; raw difference. The engine
+knows no order of causes: that is the business of :mod:`precision_align.divergence`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.side import Node, Side, Unit
+from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.forward import ForwardJudge
+from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.raw import Pair, RawComparer
+from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import blame_call, make_row
+from precision_align.comparison.rules import Rules
+from precision_align.comparison.stepping import StateJudge
+from precision_align.core.errors import NothingInCommon
+from precision_align.core.results import RecordResult
+from precision_align.core.terms import Phase, Role, Site, Status
+from precision_align.storage.base import Dump
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows in the candidate's walk order, and what the walk could not see."""
+
+    rows: list[RecordResult]
+    notes: list[str]
+    replayed: bool
+    roots: frozenset[str]
+
+
+class Engine:
+    """Compares one candidate with a reference, or with the reference's code alone."""
+
+    def __init__(self, reference: Dump | None, candidate: Dump, *, replay: Any = None, rules: Rules | None = None):
+        self._reference = Side(reference) if reference is not None else None
+        self._candidate = Side(candidate)
+        self._alignment = Alignment(self._reference, self._candidate)
+        self._check_common(reference is not None)
+        self._rules = rules or Rules()
+        self._raw = RawComparer(reference, candidate)
+        self._replay = ReplayProvider(self._alignment, replay)
+        self._state = StateJudge(self._reference, self._candidate, self._raw)
+        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
+        self._forward.index_partners(self._candidate.nodes)
+        self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
+
+    def _check_common(self, has_reference: bool) -> None:
+        if has_reference and self._candidate.nodes and not self._alignment.pairs:
+            assert self._reference is not None
+            ours = ", ".join(sorted({node.scope or "(root)" for node in self._candidate.nodes})[:4])
+            theirs = ", ".join(sorted({node.scope or "(root)" for node in self._reference.nodes})[:4])
+            raise NothingInCommon(
+                f"the two dumps have not one call in common: the candidate calls {ours or 'nothing'}, "
+                f"the reference {theirs or 'nothing'}. Are these runs of the same model?"
+            )
+
+    def run(self, progress: Progress | None = None) -> Comparison:
+        """Judge everything. ``progress`` is told (calls done, calls in all)."""
+        rows: list[RecordResult] = []
+        done, total = 0, len(self._candidate.nodes)
+        seen: set[int] = set()
+        for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
+            nodes = [node for node in self._candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)]
+            partner = self._find_partner_step(nodes)
+            self._replay.load(rank, step)
+            rows += self._state.judge_start(rank, step, partner, rank not in seen)
+            seen.add(rank)
+            rows += judge_inputs(self._candidate, self._forward, self._raw, nodes, self._alignment)
+            for node in nodes:
+                rows += self._forward.judge(node)
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+            for node in nodes:
+                rows += self._backward.judge(node)
+            rows += self._state.judge_step(rank, step, partner)
+        rows += [self._row_missing(node) for node in self._alignment.missing if self._is_reported(node)]
+        rows.sort(key=lambda row: (row.step, row.rank, row.order))
+        rows = [self._rules.apply(row) for row in rows]
+        roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
+        return Comparison(rows, self._collect_notes(rows), not self._replay.reason, roots)
+
+    def _find_partner_step(self, nodes: list[Node]) -> int | None:
+        for node in nodes:
+            partner = self._alignment.units.get(node.unit)
+            if partner is not None:
+                return partner.step
+        return None
+
+    def _list_owned(self, node: Node) -> list[Pair]:
+        """A node's own parameters with their partners."""
+        unit, partner = node.unit, self._alignment.units.get(node.unit)
+        ours = self._candidate.select_state(unit.rank, unit.step, Role.PARAMETER, Phase.FORWARD)
+        theirs = (
+            self._reference.select_state(partner.rank, partner.step, Role.PARAMETER, Phase.FORWARD)
+            if self._reference is not None and partner is not None
+            else {}
+        )
+        return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
+
+    def _row_missing(self, node: Node) -> RecordResult:
+        """A call of the reference that the candidate never made."""
+        record = next(iter(node.outputs.values()))
+        site = Site.MODULE if node.call.leaf else Site.INLINE
+        blame = blame_call(node.call, node.scope, node.number, site, Phase.FORWARD)
+        return make_row(record, blame, Status.MISSING, "structure", note="the candidate made no such call")
+
+    def _is_reported(self, node: Node) -> bool:
+        return bool(node.outputs) and node.unit in set(self._alignment.units.values())
+
+    def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
+        notes = [*self._alignment.notes]
+        if self._replay.reason:
+            notes.append(self._replay.reason)
+        for name, side in (("reference", self._reference), ("candidate", self._candidate)):
+            if side is None:
+                continue
+            notes += [f"{name}: {note}" for note in side.dump.notes]
+            if side.recomputed:
+                notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
+        reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
+        notes += [f"{count} records inconclusive: {note}" for note, count in reasons.most_common(12)]
+        return list(dict.fromkeys(notes))
+
+
+__all__ = ["Comparison", "Engine", "Unit"]

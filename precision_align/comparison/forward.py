@@ -1,0 +1,159 @@
+"""The forward walk: what each call's own code made, judged by hash, replay or raw evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.side import Node
+from precision_align.comparison.raw import Gap, Pair, RawComparer
+from precision_align.comparison.replaying import ReplayProvider, Verdicts
+from precision_align.comparison.rows import Blame, blame_call, make_row, row_from_judgement, row_from_raw, shorten
+from precision_align.core.records import TensorRecord
+from precision_align.core.results import RecordResult
+from precision_align.core.terms import Phase, Site, Status
+from precision_align.core.trees import scalars
+
+Owned = Callable[[Node], list[Pair]]
+
+
+class ForwardJudge:
+    """Judges calls in exit order. ``owned``: the parameters that a node's own code may use, with their partners."""
+
+    def __init__(self, alignment: Alignment, raw: RawComparer, replay: ReplayProvider, owned: Owned) -> None:
+        self._alignment = alignment
+        self._raw = raw
+        self._replay = replay
+        self._owned = owned
+
+    def judge(self, node: Node) -> list[RecordResult]:
+        """Rows for the call's outputs and changed buffers, and for what it gave to its children."""
+        targets = list(self._list_targets(node))
+        if not targets:
+            return []
+        if self._sources_equal(node) and all(self._gap(target).equal for _, target in targets):
+            return [
+                make_row(record, self._blame(node, child), Status.PASS, "hash", note="bit-equal, as are its inputs")
+                for child, record in targets
+            ]
+        verdicts, reason = self._replay.judge_forward(node)
+        rows = [self._judge_target(node, child, record, verdicts, reason) for child, record in targets]
+        return rows + self._judge_flags(node, verdicts)
+
+    def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
+        for index, child in enumerate(node.children):
+            for record in child.inputs.values():
+                yield index, record
+        for record in node.outputs.values():
+            yield -1, record
+        for path, record in node.buffers.items():
+            if path.startswith("after."):
+                yield -1, record
+
+    def _judge_target(
+        self, node: Node, child: int, record: TensorRecord, verdicts: Verdicts, reason: str
+    ) -> RecordResult:
+        blame, gap = self._blame(node, child), self._gap(record)
+        found = verdicts.get((child, record.key.path))
+        if found is not None and found[0].status != Status.INCONCLUSIVE:
+            row = row_from_judgement(record, blame, found[0], gap)
+            return self._measure_amplification(node, self._judge_mask(node, row))
+        why = reason or (found[0].why if found is not None else record.reason)
+        if is_random_call(node) and gap.known and not gap.close and self._sources_close(node, record.order):
+            note = "a random mask that differs: generators of different devices never match"
+            return make_row(record, blame, Status.RANDOM, "raw", metrics=gap.metrics, note=note)
+        return row_from_raw(record, blame, gap, self._sources_close(node, record.order), why)
+
+    def _judge_mask(self, node: Node, row: RecordResult) -> RecordResult:
+        """A random operator that is right in distribution, with another mask than the reference's."""
+        if row.status != Status.PROPAGATED or "keep_rate" not in row.metrics:
+            return row
+        pairs = self._pair_records(node.inputs.values())
+        if not self._raw.are_close(pairs):
+            return row
+        note = "right rate and scale, but another random mask than the reference's: seed, inject masks, or set p = 0"
+        return replace(row, status=Status.RANDOM, note=note)
+
+    def _measure_amplification(self, node: Node, row: RecordResult) -> RecordResult:
+        """How much larger a propagated difference came out than it went in."""
+        out = row.metrics.get("raw_rel_l2", 0.0)
+        if row.status not in (Status.PROPAGATED, Status.PASS, Status.WARN) or not out:
+            return row
+        gaps = [self._raw.gap(record, other) for record, other in self._sources(node, row.order)]
+        entered = max((gap.metrics.get("raw_rel_l2", 0.0) for gap in gaps), default=0.0)
+        if entered <= 0:
+            return row
+        return replace(row, metrics={**row.metrics, "amplification": out / entered, "raw_rel_l2_in": entered})
+
+    def _judge_flags(self, node: Node, verdicts: Verdicts) -> list[RecordResult]:
+        rows = []
+        for (child, path), (judgement, record) in verdicts.items():
+            if record is None and child >= 0:
+                shown = next(iter(node.children[child].inputs.values()), None)
+                shown = shown or next(iter(node.children[child].outputs.values()), None)
+                if shown is not None:
+                    rows.append(
+                        make_row(
+                            shown, self._blame(node, child), judgement.status, "replay", note=f"{path}: {judgement.why}"
+                        )
+                    )
+        return rows
+
+    def _blame(self, node: Node, child: int) -> Blame:
+        site = Site.MODULE if node.call.leaf else Site.INLINE
+        blame = blame_call(node.call, node.scope, node.number, site, Phase.FORWARD)
+        if child < 0:
+            return blame
+        called = node.children[child].call
+        return Blame(blame.scope, Site.INLINE, blame.phase, blame.call, blame.op, called.source or blame.source)
+
+    def _gap(self, record: TensorRecord) -> Gap:
+        return self._raw.gap(record, self.find_partner(record))
+
+    def find_partner(self, record: TensorRecord) -> TensorRecord | None:
+        """The reference's record that answers to a module's record of the candidate."""
+        return self._partners.get(str(record.key))
+
+    def index_partners(self, nodes: list[Node]) -> None:
+        """Prepare :meth:`find_partner` for the records of these nodes."""
+        self._partners: dict[str, TensorRecord] = {}
+        for node in nodes:
+            partner = self._alignment.pairs.get(node)
+            if partner is None:
+                continue
+            for place, record in node.tensors.items():
+                other = partner.tensors.get(place)
+                if other is not None:
+                    self._partners[str(record.key)] = other
+
+    def _pair_records(self, records: Iterable[TensorRecord]) -> list[Pair]:
+        return [(record, self.find_partner(record)) for record in records]
+
+    def _sources(self, node: Node, before: int | None = None) -> list[Pair]:
+        """Everything a result of this node's own code is computed from."""
+        pairs = self._pair_records(node.inputs.values())
+        pairs += [
+            (record, self.find_partner(record)) for path, record in node.buffers.items() if path.startswith("before.")
+        ]
+        pairs += self._owned(node)
+        for child in node.children:
+            if before is None or child.call.exit < before:
+                pairs += self._pair_records(child.outputs.values())
+        return pairs
+
+    def _sources_equal(self, node: Node) -> bool:
+        partner = self._alignment.pairs.get(node)
+        if partner is None or len(partner.children) != len(node.children):
+            return False
+        same = node.call.training == partner.call.training
+        same = same and scalars(node.call.arguments) == scalars(partner.call.arguments)
+        return same and self._raw.are_equal(self._sources(node))
+
+    def _sources_close(self, node: Node, before: int) -> bool:
+        return node in self._alignment.pairs and self._raw.are_close(self._sources(node, before))
+
+
+def is_random_call(node: Node) -> bool:
+    """A Dropout or its kin while training, by class name: all that is known where the class itself is not at hand."""
+    return node.call.training and "Dropout" in shorten(node.call.kind)

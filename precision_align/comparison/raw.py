@@ -1,0 +1,120 @@
+"""Raw evidence: how far two tensors are apart. Weak, because accumulated error is in it, but always at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from precision_align.core.dtypes import dtype_of
+from precision_align.core.errors import DumpDamaged
+from precision_align.core.records import TensorRecord
+from precision_align.numerics.limits import raw_limit
+from precision_align.numerics.metrics import measure
+from precision_align.numerics.sketches import fold, relative_distance
+from precision_align.storage.base import Dump
+
+Pair = tuple[TensorRecord, "TensorRecord | None"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The raw difference of one pair of records.
+
+    ``equal``: bit for bit; ``close``: within the raw limit of the dtype, so not a difference worth the name; ``known``:
+    something could be compared; ``metrics``: with the prefix "raw_"; ``how``: payload, sketch, statistics or hash.
+    """
+
+    equal: bool
+    close: bool
+    known: bool
+    metrics: Mapping[str, float]
+    limit: float
+    how: str
+    note: str = ""
+
+
+class RawComparer:
+    """Measures pairs of records of two dumps, each once."""
+
+    def __init__(self, reference: Dump | None, candidate: Dump) -> None:
+        self._reference = reference
+        self._candidate = candidate
+        self._gaps: dict[tuple[str, str], Gap] = {}
+
+    def gap(self, candidate: TensorRecord, reference: TensorRecord | None) -> Gap:
+        """How far a pair is apart; unknown where one side is missing or was not stored."""
+        if reference is None or self._reference is None:
+            return Gap(False, False, False, {}, 0.0, "", "no partner in the reference")
+        place = (str(candidate.key), str(reference.key))
+        if place not in self._gaps:
+            self._gaps[place] = self._measure(candidate, reference)
+        return self._gaps[place]
+
+    def are_equal(self, pairs: Iterable[Pair]) -> bool:
+        """Whether every pair is bit-equal by hash; False where a hash is missing."""
+        return all(other is not None and is_equal(record, other) for record, other in pairs)
+
+    def are_close(self, pairs: Iterable[Pair]) -> bool:
+        """Whether every pair is within its raw limit; False where one is unknown."""
+        return all(self.gap(record, other).close for record, other in pairs)
+
+    def _measure(self, candidate: TensorRecord, reference: TensorRecord) -> Gap:
+        limit = max(raw_limit(candidate.dtype), raw_limit(reference.dtype))
+        if candidate.shape != reference.shape:
+            note = f"shape {candidate.shape}, the reference has {reference.shape}"
+            return Gap(False, False, True, {"raw_over_max": math.inf}, limit, "shape", note)
+        if is_equal(candidate, reference):
+            return Gap(True, True, True, {}, limit, "hash")
+        if dtype_of(candidate.dtype).kind != dtype_of(reference.dtype).kind:
+            note = f"dtype {candidate.dtype}, the reference has {reference.dtype}"
+            return Gap(False, False, True, {"raw_over_max": math.inf}, limit, "dtype", note)
+        return self._measure_values(candidate, reference, limit)
+
+    def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
+        assert self._reference is not None
+        try:
+            actual, expected = self._candidate.values(candidate.key), self._reference.values(reference.key)
+        except KeyError:
+            return self._measure_summary(candidate, reference, limit)
+        except DumpDamaged as error:
+            return Gap(False, False, False, {}, limit, "", str(error))
+        found = measure(actual, expected)
+        metrics = {f"raw_{name}": float(value) for name, value in found.to_dict().items()}
+        close = found.nonfinite == 0 and found.over_max <= limit
+        equal = found.mismatched == 0 and candidate.dtype == reference.dtype
+        return Gap(equal, close, True, metrics, limit, "payload")
+
+    def _measure_summary(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
+        """Without payloads: the sketches' distance, or what the statistics show."""
+        assert self._reference is not None
+        ours, theirs = self._candidate.sketch(candidate.key), self._reference.sketch(reference.key)
+        if ours is not None and theirs is not None:
+            size = min(len(ours), len(theirs))
+            distance = relative_distance(fold(ours, size), fold(theirs, size))
+            patterns = _same_pattern(candidate, reference)
+            return Gap(False, patterns and distance <= limit, True, {"raw_sketch_rel_l2": distance}, limit, "sketch")
+        left, right = candidate.statistics, reference.statistics
+        if left is None or right is None:
+            note = "hashes differ and nothing else was stored" if candidate.digest else candidate.reason
+            return Gap(False, False, bool(candidate.digest and reference.digest), {}, limit, "hash", note)
+        scale = max(abs(right.minimum), abs(right.maximum), 1e-300)
+        moved = max(abs(left.minimum - right.minimum), abs(left.maximum - right.maximum)) / scale
+        norm = abs(left.l2 - right.l2) / max(right.l2, 1e-300)
+        worst = float(np.nanmax([moved, norm, 0.0]))
+        note = "statistics only: cannot see values in the wrong places"
+        close = _same_pattern(candidate, reference) and worst <= limit
+        return Gap(False, close, True, {"raw_statistics_moved": worst}, limit, "statistics", note)
+
+
+def is_equal(left: TensorRecord, right: TensorRecord) -> bool:
+    """Bit for bit the same tensor, by dtype, shape and hash."""
+    return bool(left.digest) and (left.dtype, left.shape, left.digest) == (right.dtype, right.shape, right.digest)
+
+
+def _same_pattern(left: TensorRecord, right: TensorRecord) -> bool:
+    if left.statistics is None or right.statistics is None:
+        return True
+    return (left.statistics.nan, left.statistics.inf) == (right.statistics.nan, right.statistics.inf)

@@ -1,0 +1,96 @@
+"""Builds the result rows: from a record and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from precision_align.comparison.raw import Gap
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.results import Limit, RecordResult
+from precision_align.core.terms import Phase, Site, Status
+from precision_align.numerics.judgement import Judgement
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Whose code a record is the result of."""
+
+    scope: str
+    site: Site
+    phase: Phase
+    call: int
+    op: str
+    source: str = ""
+
+
+def shorten(kind: str) -> str:
+    """The class name without its module: "torch.nn.modules.linear.Linear" -> "Linear"."""
+    return kind.rpartition(".")[2]
+
+
+def blame_call(call: Call, scope: str, number: int, site: Site, phase: Phase) -> Blame:
+    """Blame the code of one call."""
+    return Blame(scope, site, phase, number, shorten(call.kind), call.source)
+
+
+def make_row(
+    record: TensorRecord,
+    blame: Blame,
+    status: Status,
+    evidence: str,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    limit: Limit | None = None,
+    note: str = "",
+    order: int | None = None,
+) -> RecordResult:
+    """One result row."""
+    key = record.key
+    return RecordResult(
+        key=str(key),
+        scope=blame.scope,
+        site=blame.site,
+        phase=blame.phase,
+        role=key.role,
+        path=key.path,
+        call=blame.call,
+        step=key.step,
+        micro=key.micro,
+        rank=key.rank,
+        op=blame.op,
+        status=status,
+        evidence=evidence,
+        metrics=dict(metrics or {}),
+        limit=limit,
+        note=note,
+        nbytes=record.nbytes,
+        order=record.order if order is None else order,
+        source=blame.source,
+    )
+
+
+def row_from_judgement(record: TensorRecord, blame: Blame, judgement: Judgement, gap: Gap) -> RecordResult:
+    """A local verdict; what passes locally but differs raw is propagated."""
+    status = judgement.status
+    note = judgement.why
+    if status == Status.PASS and gap.known and not gap.close:
+        status, note = Status.PROPAGATED, f"{note}; the difference came in through its inputs"
+    metrics = {**judgement.metrics, **gap.metrics}
+    return make_row(record, blame, status, "replay", metrics=metrics, limit=judgement.limit, note=note)
+
+
+def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, sources_close: bool, reason: str) -> RecordResult:
+    """A raw verdict: differing outputs of equal inputs are a failure, of differing ones say nothing."""
+    limit = Limit("raw_over_max", gap.limit, f"raw limit of {record.dtype}")
+    if not gap.known:
+        note = gap.note or "nothing to compare"
+        return make_row(record, blame, Status.INCONCLUSIVE, "", note="; ".join(filter(None, (note, reason))))
+    if gap.equal or gap.close:
+        note = "bit-equal to the reference" if gap.equal else "within the raw limit"
+        return make_row(record, blame, Status.PASS, "raw", metrics=gap.metrics, limit=limit, note=note)
+    if sources_close:
+        note = gap.note or "differs although everything it is computed from agrees"
+        return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
+    note = "; ".join(filter(None, ("differs, and so does what it is computed from", gap.note, reason)))
+    return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)

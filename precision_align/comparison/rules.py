@@ -1,0 +1,123 @@
+"""Rule files: a team's own overrides, each with its reason.
+
+A TOML file of tables ``[[rule]]`` with selectors ``scope``, ``op``, ``role``, ``phase``, ``path`` (globs; all given
+ones must match), what to do (``status`` = "ignore" | "warn" | "fail"), for which found status (``when``, default
+"fail"), and a mandatory ``reason``. ``[modes]`` lists declared arithmetic modes (``declared = ["hf32", "saturation"]``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from precision_align.core.errors import RuleError, Unavailable
+from precision_align.core.results import RecordResult
+from precision_align.core.terms import Status
+
+_SELECTORS = ("scope", "op", "role", "phase", "path")
+_ACTIONS = {"ignore": Status.PASS, "warn": Status.WARN, "fail": Status.FAIL}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One override: selectors, the status it replaces and the one it gives, its reason and where it stands."""
+
+    selectors: Mapping[str, str]
+    when: Status
+    status: Status
+    reason: str
+    origin: str
+
+    def matches(self, row: RecordResult) -> bool:
+        """Whether this rule speaks of a row."""
+        if row.status != self.when:
+            return False
+        return all(fnmatchcase(str(getattr(row, name)), pattern) for name, pattern in self.selectors.items())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All overrides of a run, the last match wins; and the arithmetic modes that are declared, so not a divergence."""
+
+    rules: Sequence[Rule] = ()
+    declared_modes: frozenset[str] = frozenset()
+
+    def apply(self, row: RecordResult) -> RecordResult:
+        """A row under these rules."""
+        for rule in reversed(self.rules):
+            if rule.matches(row):
+                return replace(row, status=rule.status, note=f"{rule.reason} ({rule.origin}); found: {row.note}")
+        return row
+
+    def is_declared(self, note: str) -> bool:
+        """Whether a mode's description names a declared mode."""
+        return any(mode in note.lower() for mode in self.declared_modes)
+
+
+def load_rules(path: str | Path) -> Rules:
+    """Read a rule file. Raises RuleError naming every problem at once."""
+    place = Path(path)
+    toml = _find_toml()
+    try:
+        data = toml.loads(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RuleError(f"cannot read the rule file {place}: {error.strerror}") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RuleError(f"{place} is not TOML: {error}") from error
+    problems: list[str] = [f"unknown key {key!r}" for key in data if key not in ("rule", "modes")]
+    tables = data.get("rule", [])
+    if not isinstance(tables, list):
+        tables, problems = [], [*problems, "rule must be an array of tables: [[rule]]"]
+    rules = [_read_rule(table, f"{place}, rule {number}", problems) for number, table in enumerate(tables, 1)]
+    declared = _read_modes(data.get("modes", {}), problems)
+    if problems:
+        raise RuleError(f"{place}: " + "; ".join(problems))
+    return Rules([rule for rule in rules if rule is not None], declared)
+
+
+def _read_rule(table: Any, origin: str, problems: list[str]) -> Rule | None:
+    if not isinstance(table, dict):
+        problems.append(f"{origin}: not a table")
+        return None
+    known = {*_SELECTORS, "status", "when", "reason"}
+    problems += [f"{origin}: unknown key {key!r}" for key in table if key not in known]
+    reason = table.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        problems.append(f"{origin}: a reason is mandatory")
+    action = table.get("status")
+    if action not in _ACTIONS:
+        problems.append(f"{origin}: status must be one of {', '.join(_ACTIONS)}, not {action!r}")
+    when = table.get("when", "fail")
+    if when not in [str(status) for status in Status]:
+        problems.append(f"{origin}: when is not a status: {when!r}")
+        when = "fail"
+    selectors = {name: table[name] for name in _SELECTORS if name in table}
+    if not selectors:
+        problems.append(f"{origin}: no selector ({', '.join(_SELECTORS)})")
+    problems += [f"{origin}: {name} must be text" for name, value in selectors.items() if not isinstance(value, str)]
+    return Rule(selectors, Status(when), _ACTIONS.get(str(action), Status.FAIL), str(reason), origin)
+
+
+def _read_modes(table: Any, problems: list[str]) -> frozenset[str]:
+    if not isinstance(table, dict):
+        problems.append("modes must be a table")
+        return frozenset()
+    problems += [f"modes: unknown key {key!r}" for key in table if key != "declared"]
+    declared = table.get("declared", [])
+    if not isinstance(declared, list) or not all(isinstance(name, str) for name in declared):
+        problems.append("modes.declared must be a list of names")
+        return frozenset()
+    return frozenset(name.lower() for name in declared)
+
+
+def _find_toml() -> Any:
+    for name in ("tomllib", "tomli"):
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise Unavailable("reading TOML on Python 3.10 needs tomli: pip install 'precision-align[analysis]'")

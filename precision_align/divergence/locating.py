@@ -1,0 +1,118 @@
+"""From verdicts on records to the first divergence, the frontier, the coverage and the verdict as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from precision_align.comparison.engine import Comparison
+from precision_align.comparison.rules import Rules
+from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+
+# A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
+# below 10 a module, a norm over nearly constant input reaches 1e5.
+AMPLIFIER = 100.0
+_KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
+_RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
+
+
+def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
+    """Name the first divergence of a comparison. Rows must be in walk order."""
+    declared = rules or Rules()
+    frontier = find_frontier(comparison.rows, declared)
+    first = frontier[0] if frontier else None
+    notes = [*comparison.notes, *_note_amplifiers(comparison.rows), *_note_limits(comparison.rows, first)]
+    warned = sum(row.status == Status.WARN for row in comparison.rows)
+    if warned:
+        notes.append(f"{warned} records are noisier than the reference, within what a conforming build may be (warn)")
+    return Findings(
+        verdict=_decide(comparison, first),
+        first=first,
+        frontier=frontier,
+        records=comparison.rows,
+        notes=notes,
+        coverage=measure_coverage(comparison.rows),
+    )
+
+
+def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:
+    """Each failing place once, at its first record: origins in walk order, then undeclared modes, then random masks."""
+    found: dict[tuple[object, ...], Divergence] = {}
+    for row in rows:
+        kind = _KINDS.get(row.status)
+        if kind is None or (kind == Kind.MODE and rules.is_declared(row.note)):
+            continue
+        found.setdefault((kind, row.rank, row.scope, row.site, row.phase), make_divergence(row, kind))
+    return sorted(found.values(), key=lambda divergence: _RANKED.index(divergence.kind))
+
+
+def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
+    """A divergence from the first record that shows it."""
+    where = f" (seen at {row.role} {row.path or 'value'})"
+    provider = {"replay": "float64 replay on the candidate's own inputs", "raw": "raw difference"}
+    return Divergence(
+        scope=row.scope,
+        site=row.site,
+        phase=row.phase,
+        call=row.call,
+        step=row.step,
+        rank=row.rank,
+        op=row.op,
+        source=row.source,
+        kind=kind,
+        metrics=row.metrics,
+        limit=row.limit,
+        evidence=f"{provider.get(row.evidence, row.evidence)}: {row.note}{where}",
+        key=row.key,
+    )
+
+
+def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
+    """Judged and recorded, by phase; only phases in which something was recorded."""
+    coverage = {}
+    for phase in Phase:
+        members = [row for row in rows if row.phase == phase]
+        judged = [row for row in members if row.status not in _UNJUDGED]
+        if members:
+            sizes = sum(row.nbytes for row in members), sum(row.nbytes for row in judged)
+            coverage[phase] = Coverage(len(members), len(judged), *sizes)
+    return coverage
+
+
+def _decide(comparison: Comparison, first: Divergence | None) -> Verdict:
+    if first is not None:
+        return Verdict.DIVERGED
+    judged = any(
+        row.status not in _UNJUDGED
+        and (row.phase == Phase.STEP or (row.scope in comparison.roots and row.role == Role.OUTPUT))
+        for row in comparison.rows
+        if row.site != Site.INPUTS
+    )
+    return Verdict.ALIGNED if judged else Verdict.NOT_COMPARABLE
+
+
+def _note_amplifiers(rows: Sequence[RecordResult]) -> list[str]:
+    found = [row for row in rows if row.metrics.get("amplification", 0.0) > AMPLIFIER and row.status != Status.FAIL]
+    found.sort(key=lambda row: -row.metrics["amplification"])
+    notes = []
+    for row in found[:5]:
+        entered, out = row.metrics["raw_rel_l2_in"], row.metrics["raw_rel_l2"]
+        notes.append(
+            f"amplifier: {row.scope or '(root)'} turns a relative difference of {entered:.1e} into {out:.1e} "
+            f"(x{row.metrics['amplification']:.0f}); it is innocent: replayed on its own inputs it is right"
+        )
+    return notes
+
+
+def _note_limits(rows: Sequence[RecordResult], first: Divergence | None) -> list[str]:
+    """What was not judged before the first divergence limits the claim that it is the first."""
+    before = 0
+    for row in rows:
+        if first is not None and row.key == first.key:
+            break
+        before += row.status == Status.INCONCLUSIVE
+    if not before:
+        return []
+    what = "before the first divergence" if first is not None else "in all"
+    return [f"{before} records {what} could not be judged: an earlier cause may hide there"]

@@ -1,0 +1,285 @@
+"""One recorded call executed again, its child calls answered from the record.
+
+The children are *forced*: each returns what the candidate's child returned, whatever it is given. What it was given is
+kept. So the code of the module itself, between its children, is judged on the candidate's own data: every child's
+inputs and the module's outputs are its results, and an error inside a child cannot reach them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Protocol
+
+import torch
+from torch import nn
+
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.trees import Tree, Unbuildable, flatten, rebuild, scalars
+from precision_align.replay.lifting import LiftingMode, lift
+from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.values import is_tensor, load_tensor, torch_value
+from precision_align.storage.base import Dump
+
+# Relative L2 distance up to which a call's inputs count as the same data: four times what three bfloat16 roundings
+# lose, twenty times less than two independent batches differ by.
+SAME_DATA = 0.05
+
+
+class Recorded(Protocol):
+    """A recorded call with its tensors by path and the calls it made."""
+
+    call: Call
+    scope: str
+
+    @property
+    def inputs(self) -> Mapping[str, TensorRecord]: ...
+    @property
+    def outputs(self) -> Mapping[str, TensorRecord]: ...
+    @property
+    def buffers(self) -> Mapping[str, TensorRecord]: ...
+    @property
+    def gradients(self) -> Mapping[str, TensorRecord]: ...
+    @property
+    def children(self) -> Sequence[Recorded]: ...
+
+
+@dataclass
+class Execution:
+    """What one execution gave.
+
+    ``outputs``: path -> tensor; ``given``: (child index, path) -> tensor handed to that child call; ``flags``: child
+    index -> its non-tensor arguments; ``buffers``: name -> value afterwards; ``random``: it drew random numbers;
+    ``leaves``: what gradients can be asked for; ``unmatched``: calls the reference makes and the candidate did not.
+    """
+
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    given: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    flags: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    leaves: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
+    random: bool = False
+    unmatched: list[str] = field(default_factory=list)
+    order: list[Optional[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How to execute: in float64 or natively, with inputs changed (perturbed) or not, with gradients or not."""
+
+    golden: bool
+    change: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
+    gradients: bool = False
+
+
+class Executor:
+    """Executes the calls of one dump."""
+
+    def __init__(self, dump: Dump, resolve: Callable[[str], Optional[type]]) -> None:
+        self._dump = dump
+        self._resolve = resolve
+
+    def execute(
+        self,
+        node: Recorded,
+        module: nn.Module,
+        inside: Mapping[str, nn.Module],
+        style: Style,
+        plan: Optional[Execution] = None,
+        finish: Optional[Callable[[Execution], None]] = None,
+    ) -> Execution:
+        """Run ``module`` on the recorded inputs; ``inside``: child scope -> module to force; ``plan``: an earlier
+        execution whose pairing of child calls is kept; ``finish`` runs in the same environment (a backward pass).
+        Raises NotReplayable.
+        """
+        result = Execution()
+        self._set_buffers(node, module, style)
+        module.train(node.call.training)
+        force = _Forcing(self, node, inside, style, result, plan)
+        force.install()
+        with _environment(node.call, style), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arguments = self.build(node.call.arguments, node.inputs, style, result, -1)
+            before = torch.get_rng_state()
+            with _naming_errors("forward", style):
+                output = module(*arguments["args"], **arguments["kwargs"])
+            result.random = not torch.equal(before, torch.get_rng_state())
+            result.outputs = dict(flatten(output, is_tensor)[1])
+            result.buffers = {name: value for name, value in module._buffers.items() if value is not None}
+            if finish is not None:
+                with _naming_errors("backward", style):
+                    finish(result)
+        return result
+
+    def build(
+        self, tree: Tree, records: Mapping[str, TensorRecord], style: Style, result: Execution, child: int
+    ) -> Any:
+        """Build recorded arguments or outputs again; with gradients, floating tensors become leaves."""
+        tensors: dict[str, torch.Tensor] = {}
+        for path, record in records.items():
+            tensor = self.load(record, style)
+            if style.gradients and record.requires_grad and tensor.dtype.is_floating_point:
+                leaf = tensor.detach().requires_grad_()
+                result.leaves[child, path] = leaf
+                tensor = leaf.clone()
+            tensors[path] = tensor
+        try:
+            return rebuild(tree, tensors, self._resolve, torch_value)
+        except Unbuildable as error:
+            raise NotReplayable(str(error)) from error
+
+    def load(self, record: TensorRecord, style: Style) -> torch.Tensor:
+        """A recorded tensor as this style computes with it. Raises NotReplayable."""
+        with LiftingMode.paused():
+            tensor = load_tensor(self._dump, record)
+        return self._style(tensor, style)
+
+    def _style(self, tensor: torch.Tensor, style: Style) -> torch.Tensor:
+        tensor = lift(tensor) if style.golden else tensor
+        if style.change is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+            return style.change(tensor)
+        return tensor
+
+    def _set_buffers(self, node: Recorded, module: nn.Module, style: Style) -> None:
+        for path, record in node.buffers.items():
+            moment, _, name = path.partition(".")
+            if moment == "before" and name in module._buffers:
+                value = load_tensor(self._dump, record)
+                module._buffers[name] = lift(value) if style.golden else value
+
+
+class _Forcing:
+    """Replaces the forward of each called child by the recorded answers."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        node: Recorded,
+        inside: Mapping[str, nn.Module],
+        style: Style,
+        result: Execution,
+        plan: Optional[Execution],
+    ) -> None:
+        self._executor, self._style, self._result, self._plan = executor, style, result, plan
+        self._children = list(node.children)
+        self._waiting: dict[str, list[int]] = {}
+        self._inside = inside
+        self._position = 0
+        for index, child in sorted(enumerate(self._children), key=lambda pair: pair[1].call.enter):
+            self._waiting.setdefault(child.scope, []).append(index)
+
+    def install(self) -> None:
+        for scope in self._waiting:
+            module = self._inside.get(scope)
+            if module is None:
+                continue
+            module._forward_hooks.clear()
+            module.forward = self._make_forward(scope, module.forward)
+
+    def _make_forward(self, scope: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            tree, leaves = flatten({"args": args, "kwargs": kwargs}, is_tensor)
+            index = self._choose(scope, dict(leaves))
+            if index is None:
+                self._result.unmatched.append(scope)
+                return original(*args, **kwargs)
+            self._result.flags[index] = scalars(tree)
+            for path, tensor in leaves:
+                self._result.given[index, path] = tensor if self._style.gradients else tensor.detach().clone()
+            return self._answer(index, dict(leaves))
+
+        return forward
+
+    def _choose(self, scope: str, given: Mapping[str, torch.Tensor]) -> Optional[int]:
+        """The recorded call that this one answers to: the next, or a later one that was fed exactly this."""
+        if self._plan is not None:
+            position, self._position = self._position, self._position + 1
+            return self._plan.order[position] if position < len(self._plan.order) else None
+        waiting = self._waiting[scope]
+        chosen = self._match(waiting, given)
+        self._result.order.append(chosen)
+        if chosen is not None:
+            del waiting[: waiting.index(chosen) + 1]
+        return chosen
+
+    def _match(self, waiting: Sequence[int], given: Mapping[str, torch.Tensor]) -> Optional[int]:
+        """The first recorded call that was fed about this; none was: the next one, to be judged as it is."""
+        for index in waiting:
+            if self._was_fed(self._children[index], given):
+                return index
+        return waiting[0] if waiting else None
+
+    def _was_fed(self, child: Recorded, given: Mapping[str, torch.Tensor]) -> bool:
+        if set(child.inputs) != set(given):
+            return False
+        for path, record in child.inputs.items():
+            if tuple(record.shape) != tuple(given[path].shape):
+                return False
+            try:
+                recorded = self._executor.load(record, Style(self._style.golden))
+            except NotReplayable:
+                return False
+            if not _is_same_data(recorded, given[path].detach()):
+                return False
+        return True
+
+    def _answer(self, index: int, given: Mapping[str, torch.Tensor]) -> Any:
+        child = self._children[index]
+        output = self._executor.build(child.call.output, child.outputs, self._style, self._result, index)
+        aliases = {path: str(record.extra.get("same_as", "")) for path, record in child.outputs.items()}
+        changed = {path: source for path, source in aliases.items() if source in given}
+        if list(child.outputs) == [""] and "" in changed:
+            # an in-place module: its caller may go on with the argument instead of the returned tensor
+            target = given[changed[""]]
+            with contextlib.suppress(RuntimeError):
+                return target.copy_(output)
+        return output
+
+
+@contextlib.contextmanager
+def _naming_errors(what: str, style: Style) -> Iterator[None]:
+    """Whatever the reference's code raises in a replay becomes a reason."""
+    try:
+        yield
+    except NotReplayable:
+        raise
+    except Exception as error:
+        dtype = "float64" if style.golden else "its own dtype"
+        raise NotReplayable(f"{what} replay in {dtype} raised {type(error).__name__}: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _environment(call: Call, style: Style) -> Iterator[None]:
+    """Grad mode, default dtype, autocast and RNG of the call; nothing of it leaks."""
+    default = torch.get_default_dtype()
+    recorded = str(call.modes.get("default_dtype", default)).replace("torch.", "")
+    torch.set_default_dtype(torch.float64 if style.golden else getattr(torch, recorded, default))
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.manual_seed(0)
+            stack.enter_context(torch.enable_grad() if style.gradients else torch.no_grad())
+            lowered = next(iter(call.autocast.values()), None)
+            if lowered is not None and not style.golden:
+                stack.enter_context(torch.autocast("cpu", dtype=getattr(torch, str(lowered).replace("torch.", ""))))
+            if style.golden:
+                stack.enter_context(LiftingMode())  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _is_same_data(recorded: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether two tensors are the same data up to arithmetic, not two different batches."""
+    if torch.equal(recorded, given):
+        return True
+    if not (recorded.dtype.is_floating_point and given.dtype.is_floating_point):
+        return False
+    left, right = torch.nan_to_num(recorded.double()), torch.nan_to_num(given.double())
+    return bool((left - right).norm() <= SAME_DATA * right.norm())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:160]

@@ -1,0 +1,370 @@
+"""The local test of recorded calls, forward and backward, from their replays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+from torch import nn
+
+from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.terms import Status
+from precision_align.core.trees import scalars
+from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
+from precision_align.replay.execution import Execution, Executor, Recorded, Style
+from precision_align.replay.models import Models
+from precision_align.replay.randomness import judge_dropout
+from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.scales import (
+    DRAWS,
+    estimate_scale,
+    find_scale,
+    is_exact,
+    is_random,
+    perturb,
+)
+from precision_align.replay.values import Resolver, dtype_name, load_tensor, to_array
+from precision_align.storage.base import Dump
+
+TIE_DRAWS = 8  # perturbed runs in which a near-tie shows: each flips it with a chance of about one half
+TIE_UNITS = 4.0  # rounding units a legitimate score may be off by
+
+
+@dataclass(frozen=True)
+class Target:
+    """The verdict on one record: ``record`` is the candidate's tensor, None for a difference in non-tensor arguments of
+    the child call number ``child``; ``child`` is -1 for the call's own tensors.
+    """
+
+    child: int
+    path: str
+    record: Optional[TensorRecord]
+    judgement: Judgement
+
+
+class Replayer:
+    """Judges the calls of one dump by replaying the reference's code on the dump's own tensors.
+
+    ``root``: the reference's module or None (then only stock torch.nn leaves can be replayed, from ``attributes``:
+    call -> recorded attribute tree of the reference); ``locate``: aligned scope -> module path in ``root`` or None.
+    """
+
+    def __init__(
+        self,
+        dump: Dump,
+        root: Optional[nn.Module],
+        locate: Callable[[str], Optional[str]],
+        attributes: Callable[[Recorded], Any],
+    ) -> None:
+        self._dump = dump
+        self._root = root
+        self._locate = locate
+        self._attributes = attributes
+        self._models = Models(root, locate)
+        self._executor = Executor(dump, Resolver(root))
+
+    def load(self, records: Mapping[tuple[str, str], TensorRecord]) -> None:
+        """Take the parameters and buffers that stood at the start of a step. Raises NotReplayable."""
+        self._models.load(self._dump, records)
+
+    def judge_forward(self, node: Recorded) -> list[Target]:
+        """Judge a call's outputs and buffers and, where it called children, what it gave them. Raises NotReplayable."""
+        native = self._run(node, Style(golden=False))
+        module = native[1]
+        if is_random(module):
+            return judge_random(self._dump, node, module)
+        golden = self._run(node, Style(golden=True), native[0])[0]
+        judging = _Judging(self, node, native[0], golden, module)
+        targets = [judging.judge_slot(slot) for slot in _list_forward_slots(node, native[0])]
+        targets += _judge_flags(node, native[0])
+        return [target for target in targets if target is not None]
+
+    def judge_backward(self, node: Recorded) -> list[Target]:
+        """Judge the gradients that a call's own code computes: its inputs', its parameters', its children's outputs'.
+        Raises NotReplayable.
+        """
+        _check_shares(node)
+        native, module = self._run_gradients(node, Style(golden=False, gradients=True))
+        if is_random(module) or native.random:
+            raise NotReplayable("its backward depends on a random mask that is not recorded")
+        golden, _ = self._run_gradients(node, Style(golden=True, gradients=True), native)
+        judging = _Judging(self, node, native, golden, module, backward=True)
+        targets = [judging.judge_slot(slot) for slot in _list_backward_slots(node)]
+        return [target for target in targets if target is not None]
+
+    def rerun(self, node: Recorded, style: Style, plan: Execution, backward: bool) -> Execution:
+        """One more execution in another style."""
+        return self._run_gradients(node, style, plan)[0] if backward else self._run(node, style, plan)[0]
+
+    def _run(self, node: Recorded, style: Style, plan: Optional[Execution] = None) -> tuple[Execution, nn.Module]:
+        module, inside = self._prepare(node, style)
+        return self._executor.execute(node, module, inside, style, plan), module
+
+    def _prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
+        fresh = style.change or (torch.clone if style.gradients else None)
+        if self._root is None:
+            if node.children:
+                raise NotReplayable("no replay module was given: only stock torch.nn leaves are replayed")
+            return self._models.build_stock(node.call, self._attributes(node), style.golden, fresh), {}
+        module, inside = self._models.copy_call(node.scope, style.golden, fresh)
+        children: dict[str, nn.Module] = {}
+        for child in node.children:
+            path = self._locate(child.scope)
+            if path is not None and path in inside:
+                children[child.scope] = inside[path]
+        own = self._locate(node.scope) or ""
+        self._models.check_parameters(own, {self._locate(scope) or "" for scope in children})
+        return module, children
+
+    def _run_gradients(
+        self, node: Recorded, style: Style, plan: Optional[Execution] = None
+    ) -> tuple[Execution, nn.Module]:
+        module, inside = self._prepare(node, style)
+
+        def finish(result: Execution) -> None:
+            for name, parameter in module._parameters.items():
+                if parameter is not None and f"parameter.{name}" in node.gradients:
+                    result.leaves[-1, f"parameter.{name}"] = parameter.requires_grad_()
+            self._pull_back(node, style, result)
+
+        return self._executor.execute(node, module, inside, style, plan, finish), module
+
+    def _pull_back(self, node: Recorded, style: Style, result: Execution) -> None:
+        """Vector-Jacobian product from the recorded gradients; results replace the leaves' places in ``outputs``."""
+        produced, cotangents = [], []
+        for tensor, record in _list_cotangents(node, result):
+            if tensor.requires_grad:
+                produced.append(tensor)
+                loaded = self._executor.load(record, style)
+                cotangents.append(loaded.to(tensor.dtype).reshape(tensor.shape))
+        leaves = list(result.leaves.items())
+        if not produced or not leaves:
+            raise NotReplayable("no gradient flows through this call in the reference's code")
+        found = torch.autograd.grad(produced, [leaf for _, leaf in leaves], cotangents, allow_unused=True)
+        result.outputs = {}
+        result.given = {}
+        for ((child, path), leaf), gradient in zip(leaves, found):
+            value = torch.zeros_like(leaf) if gradient is None else gradient
+            if child < 0:
+                result.outputs[path if path.startswith("parameter.") else f"input.{path}"] = value.detach()
+            else:
+                result.given[child, _join("output", path)] = value.detach()
+
+
+def judge_random(dump: Dump, node: Recorded, module: nn.Module) -> list[Target]:
+    """Dropout and its kin: rate and scale on the candidate's own input."""
+    targets = []
+    source = next(iter(node.inputs.values()), None)
+    for path, record in node.outputs.items():
+        if source is None:
+            raise NotReplayable("a random module without an input")
+        inputs, output = to_array(load_tensor(dump, source)), to_array(load_tensor(dump, record))
+        targets.append(Target(-1, path, record, judge_dropout(inputs, output, module, dtype_of(record.dtype))))
+    return targets
+
+
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if path else prefix
+
+
+def _list_forward_slots(node: Recorded, native: Execution) -> list[tuple[int, str, Optional[TensorRecord]]]:
+    slots: list[tuple[int, str, Optional[TensorRecord]]] = []
+    for index, path in native.given:
+        slots.append((index, path, node.children[index].inputs.get(path)))
+    slots += [(-1, path, node.outputs.get(path)) for path in native.outputs]
+    for path, record in node.buffers.items():
+        moment, _, name = path.partition(".")
+        if moment == "after" and name in native.buffers:
+            slots.append((-1, path, record))
+    return slots
+
+
+def _list_backward_slots(node: Recorded) -> list[tuple[int, str, Optional[TensorRecord]]]:
+    slots: list[tuple[int, str, Optional[TensorRecord]]] = []
+    for index, child in enumerate(node.children):
+        for path, record in child.gradients.items():
+            if path.partition(".")[0] == "output" and not _is_shared(child, path):
+                slots.append((index, path, record))
+    for path, record in node.gradients.items():
+        if path.partition(".")[0] in ("input", "parameter") and not record.extra.get("shared"):
+            slots.append((-1, path, record))
+    return slots
+
+
+def _is_shared(child: Recorded, path: str) -> bool:
+    """The tensor is an output of the caller too (or an input handed through): its gradient is not this code's alone."""
+    output = child.outputs.get(path[len("output") :].lstrip("."))
+    return output is None or bool(output.extra.get("same_as")) or bool(output.extra.get("returned"))
+
+
+def _list_cotangents(node: Recorded, result: Execution) -> list[tuple[torch.Tensor, TensorRecord]]:
+    pairs = []
+    for path, record in node.gradients.items():
+        if path.partition(".")[0] == "output":
+            tensor = result.outputs.get(path[len("output") :].lstrip("."))
+            if tensor is not None:
+                pairs.append((tensor, record))
+    for (index, path), tensor in result.given.items():
+        record_or_none = node.children[index].gradients.get(f"input.{path}")
+        if record_or_none is not None:
+            pairs.append((tensor, record_or_none))
+    return pairs
+
+
+def _check_shares(node: Recorded) -> None:
+    for child in node.children:
+        for path, record in child.gradients.items():
+            if path.startswith("input.") and record.extra.get("shared"):
+                raise NotReplayable(f"the gradient of {child.scope}'s {path} is a sum over all consumers")
+        needs = any(record.requires_grad for record in child.inputs.values())
+        if needs and not child.gradients and any(record.requires_grad for record in child.outputs.values()):
+            raise NotReplayable(f"the gradients of {child.scope} were not recorded")
+
+
+def _judge_flags(node: Recorded, native: Execution) -> list[Optional[Target]]:
+    """Numbers and flags that the code gives to its children, against what the candidate's gave."""
+    targets: list[Optional[Target]] = []
+    for index, flags in native.flags.items():
+        expected = dict(_plain(flags))
+        actual = dict(_plain(scalars(node.children[index].call.arguments)))
+        for path in expected:
+            if path in actual and not _is_same_flag(actual[path], expected[path]):
+                text = f"the candidate passes {path} = {actual[path]!r}, the reference {expected[path]!r}"
+                targets.append(Target(index, path, None, Judgement(Status.FAIL, text)))
+    return targets
+
+
+def _plain(flags: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    kinds = ("scalar", "float", "complex", "slice", "ellipsis", "torch.dtype", "torch.Size")
+    return [(path, leaf.get("value")) for path, leaf in flags if leaf.get("kind") in kinds]
+
+
+def _is_same_flag(actual: Any, expected: Any) -> bool:
+    if isinstance(actual, float) and isinstance(expected, (int, float)) and not isinstance(expected, bool):
+        # a Python number computed on both hosts in double precision: equal but for its last digits
+        return abs(actual - expected) <= 1e-12 * max(abs(actual), abs(expected))
+    return type(actual) is type(expected) and bool(actual == expected)
+
+
+class _Judging:
+    """Judges the slots of one call; runs the perturbed replays once, when the first slot needs them."""
+
+    def __init__(
+        self,
+        replayer: Replayer,
+        node: Recorded,
+        native: Execution,
+        golden: Execution,
+        module: nn.Module,
+        backward: bool = False,
+    ) -> None:
+        self._replayer, self._node, self._backward = replayer, node, backward
+        self._native, self._golden, self._module = native, golden, module
+        self._draws: Optional[list[Execution]] = None
+
+    def judge_slot(self, slot: tuple[int, str, Optional[TensorRecord]]) -> Optional[Target]:
+        child, path, record = slot
+        if record is None or record.reason:
+            return None
+        native, golden = _pick(self._native, child, path), _pick(self._golden, child, path)
+        if native is None or golden is None:
+            return None
+        return Target(child, path, record, self._judge(child, path, record, native, golden))
+
+    def _judge(
+        self, child: int, path: str, record: TensorRecord, native: torch.Tensor, golden: torch.Tensor
+    ) -> Judgement:
+        if native.layout != torch.strided:
+            raise NotReplayable(f"{record.layout} results are not judged by replay")
+        actual, same = to_array(load_tensor(self._replayer._dump, record)), to_array(native)
+        mismatch = _compare_kinds(record.dtype, dtype_name(native))
+        if mismatch is not None:
+            return mismatch
+        kind = dtype_of(record.dtype)
+        if not kind.is_floating:
+            return self._judge_discrete(child, path, actual, same)
+        if child < 0 and not self._backward and not self._node.children and is_exact(self._module):
+            return judge_exact(actual, same)
+        wide = to_array(golden)
+        if actual.shape != wide.shape or np.array_equal(actual, same, equal_nan=True):
+            scale = Scale(np.zeros(wide.shape), 1.0)
+        else:
+            scale = self._find_scale(child, path, record.dtype, wide)
+        judgement = judge(actual, wide, same, scale, kind)
+        if judgement.status == Status.FAIL and self._native.random:
+            return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
+        return judgement
+
+    def _find_scale(self, child: int, path: str, dtype: str, golden: Array) -> Scale:
+        if child < 0 and path == "" and not self._backward and not self._node.children:
+            records = list(self._node.inputs.values())
+            if len(records) == 1:
+                inputs = [load_tensor(self._replayer._dump, records[0]).to(torch.float64)]
+                module = self._replayer._prepare(self._node, Style(golden=True))[0].train(self._node.call.training)
+                found = find_scale(module, inputs, golden)
+                if found is not None:
+                    return found
+        values = [_pick(run, child, path) for run in self._perturbed()]
+        return estimate_scale(golden, [to_array(value) for value in values if value is not None], dtype)
+
+    def _perturbed(self) -> list[Execution]:
+        if self._draws is None:
+            self._draws = []
+            for seed in range(DRAWS):
+                change = perturb(torch.Generator().manual_seed(seed))
+                style = Style(golden=True, change=change, gradients=self._backward)
+                self._draws.append(self._replayer.rerun(self._node, style, self._native, self._backward))
+        return self._draws
+
+    def _judge_discrete(self, child: int, path: str, actual: Array, native: Array) -> Judgement:
+        """Integers and booleans are exact, except where a rounding-size change of the inputs flips them: near-ties."""
+        exact = judge_exact(actual, native)
+        if exact.status == Status.PASS or actual.shape != native.shape or self._backward:
+            return exact
+        floating = [record for record in self._node.inputs.values() if dtype_of(record.dtype).is_floating]
+        if not floating:
+            return exact
+        unit = TIE_UNITS * max(dtype_of(record.dtype).roundoff for record in floating)
+        loose = np.zeros(actual.shape, dtype=bool)
+        for seed in range(TIE_DRAWS):
+            change = _scale_noise(torch.Generator().manual_seed(seed), unit)
+            run = self._replayer.rerun(self._node, Style(golden=True, change=change), self._native, False)
+            value = _pick(run, child, path)
+            if value is not None and tuple(value.shape) == actual.shape:
+                loose |= to_array(value) != native
+        if bool(loose[actual != native].all()):
+            share = {"mismatched": exact.metrics["mismatched"]}
+            return Judgement(Status.WARN, "decisions differ only at near-ties, which rounding flips", share)
+        return exact
+
+
+def _scale_noise(generator: torch.Generator, unit: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * (1 + unit * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+
+    return change
+
+
+def _pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
+    if child >= 0:
+        return run.given.get((child, path))
+    if path.startswith("after."):
+        return run.buffers.get(path[len("after.") :])
+    return run.outputs.get(path)
+
+
+def _compare_kinds(actual: str, expected: str) -> Optional[Judgement]:
+    """A dtype of another kind, or one that keeps fewer bits than the reference's, is a fault of its own."""
+    if actual == expected:
+        return None
+    ours, theirs = dtype_of(actual), dtype_of(expected)
+    if ours.kind != theirs.kind or not ours.is_floating or ours.roundoff > theirs.roundoff:
+        return Judgement(Status.FAIL, f"dtype {actual}, the reference computes {expected}")
+    return None
+
+
+__all__ = ["Call", "Replayer", "Target"]

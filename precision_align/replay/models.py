@@ -1,0 +1,166 @@
+"""The reference's modules, loaded with the candidate's own parameters, in float64 and in their own dtype."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.trees import Unbuildable, rebuild
+from precision_align.replay.lifting import lift
+from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.values import load_tensor, torch_value
+from precision_align.storage.base import Dump
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+# Attributes that a stock module sets to None when built without them.
+_OPTIONAL_PARAMETERS = ("weight", "bias")
+_OPTIONAL_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Models:
+    """Two private copies of the replay module, golden (float64) and native, set to one recorded step's parameters."""
+
+    def __init__(self, root: Optional[nn.Module], locate: Callable[[str], Optional[str]]) -> None:
+        self._root = root
+        self._locate = locate
+        self._copies: dict[bool, Optional[nn.Module]] = {True: None, False: None}
+        self._missing: dict[str, str] = {}
+        self._records: Mapping[tuple[str, str], TensorRecord] = {}
+        self._dump: Optional[Dump] = None
+
+    def load(self, dump: Dump, records: Mapping[tuple[str, str], TensorRecord]) -> None:
+        """Set parameters and buffers: (aligned owner scope, name) -> record of the candidate's dump."""
+        self._dump, self._records, self._missing = dump, records, {}
+        if self._root is None:
+            return
+        for golden in (True, False):
+            try:
+                self._copies[golden] = copy.deepcopy(self._root)
+            except Exception as error:
+                raise NotReplayable(f"the replay module cannot be copied: {error}") from error
+            self._load_copy(golden)
+
+    def _load_copy(self, golden: bool) -> None:
+        root = self._copies[golden]
+        assert root is not None
+        places = {path: scope for scope, path in self._paths(root).items()}
+        for path, module in root.named_modules():
+            scope = places.get(path)
+            owned: list[tuple[str, Optional[torch.Tensor]]] = [*module._parameters.items(), *module._buffers.items()]
+            for name, tensor in owned:
+                if tensor is None:
+                    continue
+                try:
+                    value = self._load_value(scope, name, tensor)
+                except NotReplayable as error:
+                    self._missing[f"{path}.{name}" if path else name] = str(error)
+                    value = tensor.detach()
+                tensor.data = lift(value) if golden else value
+
+    def _paths(self, root: nn.Module) -> dict[str, str]:
+        scopes = {scope for scope, _ in self._records}
+        found = {scope: self._locate(scope) for scope in scopes}
+        known = dict(root.named_modules(remove_duplicate=False))
+        return {scope: path for scope, path in found.items() if path is not None and path in known}
+
+    def _load_value(self, scope: Optional[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+        record = self._records.get((scope, name)) if scope is not None else None
+        if record is None or self._dump is None:
+            raise NotReplayable(f"{name} of {scope or 'the root'!r} is not in the candidate's dump")
+        if tuple(record.shape) != tuple(tensor.shape):
+            raise NotReplayable(
+                f"{name} of {scope or 'the root'!r} has shape {record.shape}, the reference's has {tuple(tensor.shape)}"
+            )
+        return load_tensor(self._dump, record)
+
+    def copy_call(self, scope: str, golden: bool, change: Optional[Change] = None) -> tuple[nn.Module, dict[str, Any]]:
+        """A throw-away copy of the module at ``scope``, and every module inside it by path of the replay root.
+
+        Parameters are shared with the loaded copy unless ``change`` gives new ones; buffers and the rest are copied.
+        Raises NotReplayable where there is no such module.
+        """
+        root, path = self._copies[golden], self._locate(scope)
+        if root is None or path is None:
+            raise NotReplayable("no replay module was given" if root is None else f"the reference has no {scope!r}")
+        modules = dict(root.named_modules(remove_duplicate=False))
+        if path not in modules:
+            raise NotReplayable(f"the replay module has no {path!r}")
+        memo: dict[int, Any] = {}
+        for parameter in root.parameters():
+            kept = parameter if change is None else nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+            memo[id(parameter)] = kept
+        try:
+            module = copy.deepcopy(modules[path], memo)
+        except Exception as error:
+            raise NotReplayable(f"the module cannot be copied: {error}") from error
+        inside = {name: memo[id(found)] for name, found in modules.items() if id(found) in memo}
+        return module, inside
+
+    def check_parameters(self, path: str, forced: set[str]) -> None:
+        """Raise NotReplayable where a parameter or buffer that this call may use was not recorded."""
+        prefix = f"{path}." if path else ""
+        for name, reason in self._missing.items():
+            owner = name.rpartition(".")[0]
+            inside = name.startswith(prefix)
+            covered = any(owner == other or owner.startswith(f"{other}.") for other in forced)
+            if inside and not covered:
+                raise NotReplayable(reason)
+
+    def build_stock(self, call: Call, attributes: Any, golden: bool, change: Optional[Change] = None) -> nn.Module:
+        """A stock torch.nn leaf from its recorded attributes and the candidate's parameters. Raises NotReplayable."""
+        kind = find_stock(call.kind)
+        if kind is None or attributes is None:
+            raise NotReplayable(f"{call.kind} is not a stock torch.nn leaf: give its code with replay=")
+        try:
+            values = rebuild(attributes, {}, lambda name: None, torch_value)
+        except Unbuildable as error:
+            raise NotReplayable(str(error)) from error
+        own = {name: record for (scope, name), record in self._records.items() if scope == call.scope}
+        module = _construct(kind, values, own)
+        for name, record in own.items():
+            if self._dump is None or name not in {**module._parameters, **module._buffers}:
+                continue
+            value = load_tensor(self._dump, record)
+            value = lift(value) if golden else value
+            if name in module._parameters:
+                module._parameters[name] = nn.Parameter(change(value) if change else value, record.requires_grad)
+            else:
+                module._buffers[name] = value
+        return module
+
+
+def find_stock(kind: str) -> Optional[type]:
+    """A class of torch.nn by its full name, or None."""
+    if not kind.startswith("torch.nn.modules."):
+        return None
+    found = getattr(nn, kind.rpartition(".")[2], None)
+    return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+def _construct(kind: type, values: Mapping[str, Any], own: Mapping[str, TensorRecord]) -> nn.Module:
+    """Call the constructor with the recorded attributes of its argument names; then set all attributes."""
+    names = inspect.signature(kind).parameters
+    arguments = {name: values[name] for name in names if name in values}
+    if "bias" in names:
+        arguments["bias"] = values.get("bias", "bias" in own)
+    try:
+        module: nn.Module = kind(**arguments)
+    except Exception as error:
+        raise NotReplayable(f"{kind.__name__} cannot be built from its recorded attributes: {error}") from error
+    for name, value in values.items():
+        if name not in ("training", "bias"):
+            module.__dict__[name] = value
+    recorded = set(own)
+    for name in _OPTIONAL_PARAMETERS:
+        if name in module._parameters and name not in recorded:
+            module._parameters[name] = None
+    for name in _OPTIONAL_BUFFERS:
+        if name in module._buffers and name not in recorded:
+            module._buffers[name] = None
+    return module

@@ -1,0 +1,105 @@
+"""``compare``: two dumps, or one dump and the reference's code, to a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from precision_align.comparison.engine import Engine
+from precision_align.comparison.rules import Rules, load_rules
+from precision_align.core.errors import UsageError
+from precision_align.core.results import Curve, Divergence, Findings
+from precision_align.divergence.locating import locate
+from precision_align.library.loading import Library, load_library
+from precision_align.reporting.report import Report
+from precision_align.storage.base import Dump
+from precision_align.storage.opening import open_dump
+from precision_align.training.curves import compare_series
+
+Side = "Dump | str | os.PathLike[str]"
+
+
+def compare(
+    reference: Any,
+    candidate: Any,
+    *,
+    rules: Any = None,
+    replay: Any = None,
+    library: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Find the first place where the candidate computes something else than the reference.
+
+    ``reference``, ``candidate``: dumps or paths of dumps; ``reference`` may be None with ``replay``: then the candidate
+    is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
+    it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
+    rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
+    ``progress``: told (calls judged, calls in all).
+
+    Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
+    """
+    if candidate is None:
+        raise UsageError("compare needs a candidate: the dump of the run that is under suspicion")
+    if reference is None and replay is None:
+        raise UsageError("compare needs a reference dump, or the reference's code with replay=")
+    known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
+    theirs = None if reference is None else _open(reference)
+    ours = _open(candidate)
+    comparison = Engine(theirs, ours, replay=replay, rules=known).run(progress)
+    findings = locate(comparison, known)
+    return finish(findings, theirs, ours, load_library(library))
+
+
+def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Library) -> Report:
+    """Add run information, curves and the operator library's rows to what was found."""
+    first = None if findings.first is None else attach_mapping(findings.first, library)
+    frontier = [attach_mapping(divergence, library) for divergence in findings.frontier]
+    values = {name: getattr(findings, name) for name in ("verdict", "records", "notes", "coverage")}
+    return Report(
+        **values,
+        first=first,
+        frontier=frontier,
+        reference={} if reference is None else describe(reference),
+        candidate=describe(candidate),
+        curves=[] if reference is None else build_curves(reference, candidate),
+    )
+
+
+def attach_mapping(divergence: Divergence, library: Library) -> Divergence:
+    """The divergence with the operator library's row for its operator, if there is one."""
+    row = library.lookup(divergence.op)
+    return divergence if row is None else replace(divergence, mapping=row.to_dict())
+
+
+def describe(dump: Dump) -> Mapping[str, Any]:
+    """Run information of a dump as plain data."""
+    information = asdict(dump.info)
+    information["path"] = str(getattr(dump, "path", ""))
+    information.pop("notes", None)
+    return information
+
+
+def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
+    """Every scalar series that both runs have."""
+    ours, theirs = _collect(candidate), _collect(reference)
+    return [compare_series(theirs[name], ours[name], name=name).to_curve() for name in theirs if name in ours]
+
+
+def _collect(dump: Dump) -> dict[str, list[tuple[int, float]]]:
+    series: dict[str, list[tuple[int, float]]] = {}
+    for point in dump.series:
+        values = series.setdefault(point.name, [])
+        if not values or values[-1][0] != point.step:
+            values.append((point.step, point.value))
+    return series
+
+
+def _open(side: Any) -> Dump:
+    if isinstance(side, (str, os.PathLike)):
+        return open_dump(side)
+    if hasattr(side, "records") and hasattr(side, "payload"):
+        dump: Dump = side
+        return dump
+    raise UsageError(f"a side of a comparison is a dump or the path of one, not {type(side).__name__}")

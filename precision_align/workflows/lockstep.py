@@ -1,0 +1,76 @@
+"""``lockstep``: two modules in one process, recorded in memory and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from precision_align.comparison.engine import Engine
+from precision_align.core.errors import UsageError
+from precision_align.divergence.locating import locate
+from precision_align.library.loading import load_library
+from precision_align.reporting.report import Report
+from precision_align.storage.memory import MemorySink
+from precision_align.workflows.comparing import finish
+
+Step = Callable[[Any, Any], Any]
+
+
+def lockstep(
+    reference: Any,
+    candidate: Any,
+    inputs: Any,
+    *,
+    candidate_inputs: Any = None,
+    step: Step | None = None,
+    optimizers: tuple[Any, Any] | None = None,
+    steps: int | None = None,
+    rules: Any = None,
+    library: Any = None,
+) -> Report:
+    """Run two modules on the same inputs and find the first place where they differ.
+
+    ``inputs``: a tuple is positional, a dict keyword, anything else the only argument; ``candidate_inputs``: the
+    candidate's own copy (on its device), default ``inputs``. ``step(module, inputs)`` runs one training step, default
+    one forward; ``optimizers``: (reference's, candidate's), then two steps are run unless ``steps`` says otherwise, so
+    that the effect of the first update is seen. The reference's code is replayed on what the candidate recorded.
+
+    Nothing is written to disk. Raises UsageError for wrong arguments; what the modules raise passes through.
+    """
+    _check(reference, candidate, optimizers)
+    run = step or call_module
+    count = steps if steps is not None else (2 if optimizers is not None else 1)
+    theirs, ours = optimizers if optimizers is not None else (None, None)
+    dumps = []
+    sides = ((reference, inputs, theirs), (candidate, inputs if candidate_inputs is None else candidate_inputs, ours))
+    for module, batch, optimizer in sides:
+        sink = MemorySink()
+        capture = import_module("precision_align.recording.session").capture
+        with capture(module, None, optimizer=optimizer, sink=sink) as recorder:
+            for _ in range(count):
+                with recorder.step():
+                    run(module, batch)
+        dumps.append(sink.dump())
+    known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
+    comparison = Engine(dumps[0], dumps[1], replay=reference, rules=known).run()
+    return finish(locate(comparison, known), dumps[0], dumps[1], load_library(library))
+
+
+def call_module(module: Any, inputs: Any) -> Any:
+    """One forward."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+def _check(reference: Any, candidate: Any, optimizers: Any) -> None:
+    try:
+        module = import_module("torch.nn").Module
+    except ImportError as error:
+        raise UsageError("lockstep runs two torch modules, and torch is not installed here") from error
+    for name, side in (("reference", reference), ("candidate", candidate)):
+        if not isinstance(side, module):
+            raise UsageError(f"{name} must be a torch.nn.Module, not {type(side).__name__}")
+    if optimizers is not None and (not isinstance(optimizers, tuple) or len(optimizers) != 2):
+        raise UsageError("optimizers is a pair: (reference's, candidate's)")
