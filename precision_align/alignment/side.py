@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precision_align.alignment.names import align_names
-from precision_align.core.records import Call, TensorRecord
+from precision_align.core.records import OPTIMIZER_SCOPE, Call, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.storage.base import Dump
 
@@ -65,11 +65,15 @@ class Node:
 
 
 class Side:
-    """One run of a comparison."""
+    """One run of a comparison. ``steps``: (rank, step) -> the optimizers' calls."""
 
     def __init__(self, dump: Dump) -> None:
         self.dump = dump
-        self.calls: Sequence[Call] = dump.calls
+        self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OPTIMIZER_SCOPE)]
+        self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
+        for call in dump.calls:
+            if call.scope.startswith(OPTIMIZER_SCOPE):
+                self.steps[call.rank, call.step].append(call)
         self.names = align_names([*dump.info.modules, *(call.scope for call in self.calls)])
         self._by_call: dict[tuple[int, int, int, str, int, Pass], dict[Place, TensorRecord]] = defaultdict(dict)
         self.state: dict[tuple[int, int], dict[tuple[str, Role, Phase, str], TensorRecord]] = defaultdict(dict)
@@ -100,7 +104,7 @@ class Side:
 
     def _link(self) -> list[Node]:
         """Nodes in exit order; a wrapper's shell is skipped and its children handed to its caller."""
-        calls = [call for call in self.calls if call.pass_ == Pass.FIRST and call.scope in self.names]
+        calls = [call for call in self.calls if call.pass_ == Pass.FIRST]
         by_identity = {(call.rank, call.step, call.identity): call for call in calls}
         counts: dict[tuple[Unit, str], int] = defaultdict(int)
         found: dict[tuple[int, int, int], Node] = {}

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
@@ -21,7 +23,9 @@ from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import blame_call, make_row
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
+from precision_align.core.dtypes import Array
 from precision_align.core.errors import NothingInCommon
+from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
 from precision_align.storage.base import Dump
@@ -50,7 +54,7 @@ class Engine:
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate)
         self._replay = ReplayProvider(self._alignment, replay)
-        self._state = StateJudge(self._reference, self._candidate, self._raw)
+        self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
         self._forward.index_partners(self._candidate.nodes)
         self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
@@ -90,6 +94,29 @@ class Engine:
         rows = [self._rules.apply(row) for row in rows]
         roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
         return Comparison(rows, self._collect_notes(rows), not self._replay.reason, roots)
+
+    def recompute(self, row_key: str, scope: str, phase: Phase) -> tuple[TensorRecord, Array, Array] | None:
+        """(record, actual, golden) of a judged result, float64, or None where there is no replay of it."""
+        for node in self._candidate.nodes:
+            if node.scope != scope:
+                continue
+            for child, holder in [(-1, node), *enumerate(node.children)]:
+                for record in holder.tensors.values():
+                    if str(record.key) == row_key:
+                        return self._recompute(node, child, record, phase)
+        return None
+
+    def _recompute(
+        self, node: Node, child: int, record: TensorRecord, phase: Phase
+    ) -> tuple[TensorRecord, Array, Array] | None:
+        found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
+        if found is None:
+            return None
+        try:
+            values = self._candidate.dump.values(record.key)
+        except KeyError:
+            return None
+        return record, values.astype(np.complex128 if values.dtype.kind == "c" else np.float64), found[0]
 
     def _find_partner_step(self, nodes: list[Node]) -> int | None:
         for node in nodes:

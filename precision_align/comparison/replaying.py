@@ -9,6 +9,7 @@ from typing import Any
 from precision_align.alignment.names import align_names
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
+from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Phase, Role
@@ -62,6 +63,29 @@ class ReplayProvider:
     def judge_backward(self, node: Node) -> tuple[Verdicts, str]:
         """The same for the backward pass."""
         return self._judge(node, "judge_backward")
+
+    def judge_update(self, update: Any) -> tuple[Mapping[Any, Judgement], str]:
+        """(owner -> judgement, "") of an optimizer step (a replay.updates.Update), or ({}, why not)."""
+        if self._replayer is None:
+            return {}, self.reason
+        try:
+            found: Mapping[Any, Judgement] = import_module("precision_align.replay.updates").judge_update(
+                self._alignment.candidate.dump, update
+            )
+        except self._not_replayable as error:
+            return {}, str(error)
+        return found, ""
+
+    def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
+        """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
+        if self._replayer is None:
+            return None
+        self.load(node.unit.rank, node.unit.step)
+        try:
+            found: tuple[Array, Array] = self._replayer.compute(node, child, path, backward)
+        except self._not_replayable:
+            return None
+        return found
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
         if self._replayer is None or self._load_error:

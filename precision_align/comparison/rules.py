@@ -2,7 +2,7 @@
 
 A TOML file of tables ``[[rule]]`` with selectors ``scope``, ``op``, ``role``, ``phase``, ``path`` (globs; all given
 ones must match), what to do (``status`` = "ignore" | "warn" | "fail"), for which found status (``when``, default
-"fail"), and a mandatory ``reason``. ``[modes]`` lists declared arithmetic modes (``declared = ["hf32", "saturation"]``).
+"fail"), and a mandatory ``reason``. ``[modes]`` lists declared arithmetic modes (``declared = ["hf32"]``).
 """
 
 from __future__ import annotations

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from precision_align.alignment.side import Side
-from precision_align.comparison.raw import Gap, RawComparer
-from precision_align.comparison.rows import Blame, make_row, row_from_raw
+from precision_align.comparison.optimizers import build_update, compare_hyperparameters, find_step
+from precision_align.comparison.raw import Gap, RawComparer, is_equal
+from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import Blame, make_row, row_from_judgement, row_from_raw
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
+from precision_align.numerics.judgement import Judgement
 from precision_align.storage.base import Dump
 
 # A buffer that is computed at start (RoPE tables) may round differently on another host: two roundings in each of two
@@ -27,10 +32,11 @@ Found = dict[tuple[str, str], TensorRecord]
 class StateJudge:
     """Judges parameters, buffers and optimizer steps of paired steps."""
 
-    def __init__(self, reference: Side | None, candidate: Side, raw: RawComparer) -> None:
+    def __init__(self, reference: Side | None, candidate: Side, raw: RawComparer, replay: ReplayProvider) -> None:
         self._reference = reference
         self._candidate = candidate
         self._raw = raw
+        self._replay = replay
 
     def judge_start(self, rank: int, step: int, partner: int | None, is_first: bool) -> list[RecordResult]:
         """Rows for parameters and buffers as they stood before a step; strict before the first one."""
@@ -65,55 +71,63 @@ class StateJudge:
 
     def judge_step(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
         """Rows for parameters and state after the optimizer's step."""
-        if self._reference is None or partner is None:
-            return []
+        update = None
+        if not self._replay.reason:
+            update = build_update(self._candidate, self._reference, rank, step, partner)
+        verdicts, reason = self._replay.judge_update(update) if update is not None else ({}, "")
         rows = []
         for role in (Role.PARAMETER, Role.STATE):
-            ours = self._candidate.select_state(rank, step, role, Phase.STEP)
-            theirs = self._reference.select_state(rank, partner, role, Phase.STEP)
-            for place, record in ours.items():
+            for place, record in self._candidate.select_state(rank, step, role, Phase.STEP).items():
                 if role == Role.STATE and not place[1].startswith("after."):
                     continue
-                rows.append(self._judge_update(rank, step, partner, place, record, theirs.get(place)))
-        return rows
+                found = verdicts.get(place) if role == Role.PARAMETER else None
+                rows.append(self._judge_update(_Place(rank, step, partner, place), record, found, reason))
+        differing = self._compare_hyperparameters(rank, step, partner)
+        return [_add_note(row, differing) for row in rows]
 
-    def _judge_update(
-        self,
-        rank: int,
-        step: int,
-        partner: int,
-        place: tuple[str, str],
-        record: TensorRecord,
-        other: TensorRecord | None,
-    ) -> RecordResult:
-        blame = Blame(place[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(rank, step))
+    def _judge_update(self, at: _Place, record: TensorRecord, judgement: Judgement | None, reason: str) -> RecordResult:
+        blame = Blame(at.owner[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(at.rank, at.step))
+        other = None
+        if self._reference is not None and at.partner is not None:
+            records = self._reference.select_state(at.rank, at.partner, record.key.role, Phase.STEP)
+            other = records.get(at.owner)
         gap = self._raw.gap(record, other)
-        if other is None:
-            return make_row(record, blame, Status.MISSING, "", note="the reference recorded no such update")
         if gap.equal:
             return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
+        if judgement is not None and judgement.status != Status.INCONCLUSIVE:
+            row = row_from_judgement(record, blame, judgement, gap)
+            unchanged = row.status == Status.FAIL and self._is_unchanged(at, record)
+            return _add_note(row, ["not updated at all: every element is as before the step"] if unchanged else [])
+        if other is None or at.partner is None:
+            missing = Status.MISSING if self._reference is not None else Status.INCONCLUSIVE
+            note = "the reference recorded no such update" if self._reference is not None else reason
+            return make_row(record, blame, missing, "", note=note)
         if record.key.role == Role.STATE:
-            return row_from_raw(record, blame, gap, self._sources_equal(rank, step, partner, place), "")
-        return self._judge_parameter(rank, step, partner, place, record, other, gap, blame)
+            return row_from_raw(record, blame, gap, self._sources_equal(at), reason)
+        return self._judge_parameter(at, record, other, gap, blame)
+
+    def _is_unchanged(self, at: _Place, record: TensorRecord) -> bool:
+        before = self._candidate.select_state(at.rank, at.step, Role.PARAMETER, Phase.FORWARD).get(at.owner)
+        return before is not None and is_equal(record, before)
+
+    def _compare_hyperparameters(self, rank: int, step: int, partner: int | None) -> list[str]:
+        if self._reference is None or partner is None:
+            return []
+        return compare_hyperparameters(
+            find_step(self._candidate, rank, step), find_step(self._reference, rank, partner)
+        )
 
     def _judge_parameter(
-        self,
-        rank: int,
-        step: int,
-        partner: int,
-        place: tuple[str, str],
-        record: TensorRecord,
-        other: TensorRecord,
-        gap: Gap,
-        blame: Blame,
+        self, at: _Place, record: TensorRecord, other: TensorRecord, gap: Gap, blame: Blame
     ) -> RecordResult:
         assert self._reference is not None
-        before = self._candidate.select_state(rank, step, Role.PARAMETER, Phase.FORWARD).get(place)
-        before_other = self._reference.select_state(rank, partner, Role.PARAMETER, Phase.FORWARD).get(place)
+        assert at.partner is not None
+        before = self._candidate.select_state(at.rank, at.step, Role.PARAMETER, Phase.FORWARD).get(at.owner)
+        before_other = self._reference.select_state(at.rank, at.partner, Role.PARAMETER, Phase.FORWARD).get(at.owner)
         ours = _subtract(self._candidate.dump, record, before)
         theirs = _subtract(self._reference.dump, other, before_other)
         if ours is None or theirs is None or ours.shape != theirs.shape:
-            return row_from_raw(record, blame, gap, self._sources_equal(rank, step, partner, place), "no updates known")
+            return row_from_raw(record, blame, gap, self._sources_equal(at), "no updates known")
         largest = float(np.max(np.abs(theirs), initial=0.0))
         error = float(np.max(np.abs(ours - theirs), initial=0.0))
         metrics = {**gap.metrics, "update_error": error, "largest_update": largest}
@@ -125,38 +139,48 @@ class StateJudge:
         limit = Limit("update_error", allowed, "arithmetic of an optimizer step from equal values")
         if error <= allowed:
             return make_row(record, blame, Status.PASS, "raw", metrics=metrics, limit=limit, note="same update")
-        if self._sources_equal(rank, step, partner, place):
+        if self._sources_equal(at):
             note = "updated differently from equal parameters, gradients and state"
             return make_row(record, blame, Status.FAIL, "raw", metrics=metrics, limit=limit, note=note)
         note = "updated differently, from gradients or parameters that differ"
         return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=metrics, limit=limit, note=note)
 
-    def _sources_equal(self, rank: int, step: int, partner: int, place: tuple[str, str]) -> bool:
+    def _sources_equal(self, at: _Place) -> bool:
         """Parameter, gradient and (where recorded) state before the step are close on both sides."""
         assert self._reference is not None
-        wanted = [(Role.PARAMETER, Phase.FORWARD), (Role.GRADIENT, Phase.STEP)]
-        scope, name = place[0], place[1].rpartition(".")[2]
-        for role, phase in wanted:
-            ours = self._candidate.select_state(rank, step, role, phase).get((scope, name))
-            theirs = self._reference.select_state(rank, partner, role, phase).get((scope, name))
+        assert at.partner is not None
+        scope, name = at.owner[0], at.owner[1].rpartition(".")[2]
+        for role, phase in ((Role.PARAMETER, Phase.FORWARD), (Role.GRADIENT, Phase.STEP)):
+            ours = self._candidate.select_state(at.rank, at.step, role, phase).get((scope, name))
+            theirs = self._reference.select_state(at.rank, at.partner, role, phase).get((scope, name))
             if ours is None or not self._raw.gap(ours, theirs).close:
                 return False
-        return self._states_close(rank, step, partner, scope, name)
-
-    def _states_close(self, rank: int, step: int, partner: int, scope: str, name: str) -> bool:
-        assert self._reference is not None
-        theirs = self._reference.select_state(rank, partner, Role.STATE, Phase.STEP)
-        for place, record in self._candidate.select_state(rank, step, Role.STATE, Phase.STEP).items():
+        others = self._reference.select_state(at.rank, at.partner, Role.STATE, Phase.STEP)
+        for place, record in self._candidate.select_state(at.rank, at.step, Role.STATE, Phase.STEP).items():
             relevant = place[0] == scope and place[1].startswith("before.") and place[1].endswith(f".{name}")
-            if relevant and not self._raw.gap(record, theirs.get(place)).close:
+            if relevant and not self._raw.gap(record, others.get(place)).close:
                 return False
         return True
 
     def _optimizer_name(self, rank: int, step: int) -> str:
-        for call in self._candidate.calls:
-            if call.scope.startswith("optimizer:") and (call.rank, call.step) == (rank, step):
-                return call.kind.rpartition(".")[2]
-        return "optimizer"
+        call = next(iter(self._candidate.steps.get((rank, step), [])), None)
+        return "optimizer" if call is None else call.kind.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One owner in one step: the candidate's step, the reference's, and (aligned scope, path)."""
+
+    rank: int
+    step: int
+    partner: int | None
+    owner: tuple[str, str]
+
+
+def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
+    if not notes or row.status not in (Status.FAIL, Status.WARN, Status.INCONCLUSIVE):
+        return row
+    return replace(row, note="; ".join([*notes, row.note]))
 
 
 def _is_rounding(gap: Gap, record: TensorRecord) -> bool:

@@ -12,6 +12,9 @@ from precision_align.core.trees import Tree
 
 SCHEMA_VERSION = 0
 
+# An optimizer's steps are calls of this scope and its index; module paths hold no colon.
+OPTIMIZER_SCOPE = "optimizer:"
+
 
 @dataclass(frozen=True)
 class Statistics:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from precision_align.comparison.engine import Comparison
+from precision_align.comparison.engine import Comparison, Engine, Progress
 from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.divergence.explanations import explain
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
@@ -15,6 +17,15 @@ AMPLIFIER = 100.0
 _KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
 _RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
+
+
+def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
+    """Run a comparison, name its first divergence and explain it."""
+    findings = locate(engine.run(progress), rules)
+    if findings.first is None:
+        return findings
+    first = explain_first(engine, findings.first)
+    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
@@ -34,6 +45,15 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
         notes=notes,
         coverage=measure_coverage(comparison.rows),
     )
+
+
+def explain_first(engine: Engine, first: Divergence) -> Divergence:
+    """The first divergence with ranked guesses at its cause, where it can be computed again."""
+    found = engine.recompute(first.key, first.scope, first.phase)
+    if found is None:
+        return first
+    record, actual, golden = found
+    return replace(first, explanations=explain(actual, golden, record.dtype))
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:

@@ -67,11 +67,15 @@ class Execution:
 
 @dataclass(frozen=True)
 class Style:
-    """How to execute: in float64 or natively, with inputs changed (perturbed) or not, with gradients or not."""
+    """How to execute: in float64 or natively, with inputs changed (perturbed) or not, with gradients or not.
+
+    ``arithmetic``: a dispatch mode that computes products as another device would.
+    """
 
     golden: bool
     change: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
     gradients: bool = False
+    arithmetic: Optional[Any] = None
 
 
 class Executor:
@@ -264,6 +268,8 @@ def _environment(call: Call, style: Style) -> Iterator[None]:
             lowered = next(iter(call.autocast.values()), None)
             if lowered is not None and not style.golden:
                 stack.enter_context(torch.autocast("cpu", dtype=getattr(torch, str(lowered).replace("torch.", ""))))
+            if style.arithmetic is not None:
+                stack.enter_context(style.arithmetic)
             if style.golden:
                 stack.enter_context(LiftingMode())  # type: ignore[no-untyped-call]
             yield

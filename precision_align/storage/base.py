@@ -73,11 +73,39 @@ class Dump(Protocol):
     def notes(self) -> Sequence[str]:
         """What this dump lacks: gaps, unreadable parts, tensors left out."""
 
+    @property
+    def steps(self) -> Sequence[int]:
+        """All steps that have a record or a call, ascending."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """All ranks present, ascending."""
+
+    def get(self, key: Key) -> TensorRecord:
+        """The record of a key. Raises KeyError."""
+
+    def find(self, text: str) -> TensorRecord:
+        """The record of a key given in its text form. Raises KeyError."""
+
     def payload(self, key: Key) -> Array:
-        """The raw words of a tensor in its logical shape, hash verified. Raises KeyError, DumpDamaged."""
+        """The raw words of a tensor in its logical shape, hash verified; the caller may change them.
+
+        Raises KeyError where there is no such record or no payload of it, DumpDamaged.
+        """
 
     def values(self, key: Key) -> Array:
         """The numbers of a tensor: bfloat16 and float8 widened to float32 exactly, the rest as stored."""
 
     def sketch(self, key: Key) -> Array | None:
-        """The linear sketch of a tensor in float64, or None where none was stored."""
+        """The linear sketch of a tensor in float64, computed where the payload is stored; None where there is neither.
+
+        Raises KeyError, DumpDamaged.
+        """
+
+    def close(self) -> None:
+        """Let go of open files."""
+
+    def __enter__(self) -> Dump:
+        """The dump itself; leaving the block closes it."""
+
+    def __exit__(self, *error: object) -> None: ...

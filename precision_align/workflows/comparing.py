@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.rules import Rules, load_rules
-from precision_align.core.errors import UsageError
+from precision_align.core.errors import NothingInCommon, UsageError
 from precision_align.core.results import Curve, Divergence, Findings
-from precision_align.divergence.locating import locate
+from precision_align.divergence.locating import find_divergence
 from precision_align.library.loading import Library, load_library
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.opening import open_dump
-from precision_align.training.curves import compare_series
+from precision_align.training.curves import compare_losses
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -47,8 +48,7 @@ def compare(
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
     theirs = None if reference is None else _open(reference)
     ours = _open(candidate)
-    comparison = Engine(theirs, ours, replay=replay, rules=known).run(progress)
-    findings = locate(comparison, known)
+    findings = find_divergence(Engine(theirs, ours, replay=replay, rules=known), known, progress)
     return finish(findings, theirs, ours, load_library(library))
 
 
@@ -83,17 +83,12 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
     """Every scalar series that both runs have."""
-    ours, theirs = _collect(candidate), _collect(reference)
-    return [compare_series(theirs[name], ours[name], name=name).to_curve() for name in theirs if name in ours]
-
-
-def _collect(dump: Dump) -> dict[str, list[tuple[int, float]]]:
-    series: dict[str, list[tuple[int, float]]] = {}
-    for point in dump.series:
-        values = series.setdefault(point.name, [])
-        if not values or values[-1][0] != point.step:
-            values.append((point.step, point.value))
-    return series
+    curves = []
+    names = {point.name for point in candidate.series}
+    for name in dict.fromkeys(point.name for point in reference.series if point.name in names):
+        with suppress(NothingInCommon):  # no step in common: there is no curve to compare
+            curves.append(compare_losses(reference, candidate, name=name).to_curve())
+    return curves
 
 
 def _open(side: Any) -> Dump:

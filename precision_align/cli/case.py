@@ -1,0 +1,74 @@
+"""``precision-align case``: run the operator cases on a device, or list them. Part of the live half."""
+
+from __future__ import annotations
+
+import argparse
+
+from precision_align.cli.output import print_json, print_log, print_text
+
+SUMMARY = "test one operator, or all of the library, on a device"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``run`` and ``list``."""
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,list}")
+    run_parser = verbs.add_parser("run", help="run cases and judge them in float64")
+    _add_selection(run_parser)
+    run_parser.add_argument("--device", default="cpu", help="cpu, cuda, npu or simulated[:profile] (default: cpu)")
+    run_parser.add_argument(
+        "--replacement",
+        metavar="NAME|MODULE:CALLABLE",
+        help="what to test: one of the operator's own (torch, torch_npu), or a callable of yours that takes the case's "
+        "keywords; default: the one that the operator prefers on that device",
+    )
+    run_parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
+    run_parser.add_argument("--forward-only", action="store_true", help="do not test gradients")
+    _add_selection(verbs.add_parser("list", help="list the cases and what each is there to catch"))
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "select",
+        nargs="*",
+        default=["*"],
+        metavar="SELECT",
+        help="operator or operator/case, with wildcards; default: all",
+    )
+    parser.add_argument("--library", metavar="DIR", help="a library of yours; its Python is executed")
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="machine-readable result")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0: all passed, 1: a case failed, 2: wrong use or nothing to run on."""
+    return _list(arguments) if arguments.action == "list" else _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from precision_align.library.runner import run_cases
+
+    report = run_cases(
+        arguments.select,
+        device=arguments.device,
+        replacement=arguments.replacement,
+        seed=arguments.seed,
+        backward=not arguments.forward_only,
+        library=arguments.library,
+        progress=print_log,
+    )
+    if arguments.json:
+        print_json(report.to_dict())
+    else:
+        print_text(report.render())
+    return 0 if report.passed else 1
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from precision_align.library.runner import list_cases
+
+    cases = list_cases(arguments.select, arguments.library)
+    if arguments.json:
+        print_json(cases)
+        return 0
+    width = max(len(case["case"]) for case in cases)
+    print_text("\n".join(f"{case['case']:<{width}}  {case['why']}" for case in cases))
+    return 0

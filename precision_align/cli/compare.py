@@ -1,0 +1,166 @@
+"""``precision-align compare``: two dumps, or one dump and the reference's code, to the first divergence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precision_align.cli.output import print_log, print_report
+from precision_align.core.errors import UsageError
+from precision_align.core.terms import Verdict
+from precision_align.reporting.languages import say
+
+if TYPE_CHECKING:
+    from precision_align.reporting.report import Report
+
+SUMMARY = "find the first place where two runs really part"
+
+ALIGNED, DIVERGED, NOT_COMPARABLE = 0, 1, 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """REFERENCE, CANDIDATE, --replay, --rules, --library, --output, --min-coverage."""
+    parser.add_argument(
+        "dumps",
+        metavar="DUMP",
+        nargs="+",
+        help="REFERENCE CANDIDATE; CANDIDATE alone where --replay gives the reference's code",
+    )
+    parser.add_argument(
+        "--replay",
+        metavar="MODULE:FACTORY",
+        help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; it is imported",
+    )
+    parser.add_argument("--rules", metavar="FILE", help="a TOML file with rules of yours, each with its reason")
+    parser.add_argument("--library", metavar="DIR", help="an operator library of yours instead of the bundled one")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="save the report: .html, .json, .md or .xml (JUnit); may be given more than once",
+    )
+    parser.add_argument(
+        "--min-coverage",
+        metavar="SHARE",
+        type=_share,
+        default=0.5,
+        help="share of the records that must be judged before 'aligned' is believed (default: 0.5)",
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return share
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
+    reference, candidate = split_sides(arguments.dumps, arguments.replay)
+    _check_outputs(arguments.output)
+    report = _compare(reference, candidate, arguments)
+    for path in arguments.output:
+        print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
+    print_report(report, as_json=arguments.json, language=arguments.lang)
+    status = find_status(report, arguments.min_coverage)
+    if status == NOT_COMPARABLE and report.verdict == Verdict.ALIGNED:
+        print_log(_phrase_coverage(report, arguments.min_coverage, arguments.lang))
+    return status
+
+
+def split_sides(dumps: list[str], replay: str | None) -> tuple[str | None, str]:
+    """(reference or None, candidate). Raises UsageError where a side is missing."""
+    if len(dumps) > 2:
+        raise UsageError(f"compare takes a reference and a candidate, not {len(dumps)} dumps")
+    if len(dumps) == 2:
+        return dumps[0], dumps[1]
+    if replay is None:
+        raise UsageError(
+            "compare needs two dumps, REFERENCE CANDIDATE, or one dump and the reference's code: --replay MODULE:FACTORY"
+        )
+    return None, dumps[0]
+
+
+def find_status(report: Report, minimum: float) -> int:
+    """The exit status. A divergence stands however little was judged; "aligned" does not."""
+    from precision_align.reporting.wording import total_coverage
+
+    if report.verdict == Verdict.DIVERGED:
+        return DIVERGED
+    if report.verdict == Verdict.ALIGNED and total_coverage(report).share >= minimum:
+        return ALIGNED
+    return NOT_COMPARABLE
+
+
+def _compare(reference: str | None, candidate: str, arguments: argparse.Namespace) -> Report:
+    from precision_align.cli.progress import Progress
+    from precision_align.workflows.comparing import compare
+
+    replay = None if arguments.replay is None else load_factory(arguments.replay)
+    with Progress("judging") as progress:
+        return compare(
+            reference, candidate, rules=arguments.rules, replay=replay, library=arguments.library, progress=progress
+        )
+
+
+def load_factory(text: str) -> Any:
+    """What MODULE:NAME (or FILE.py:NAME) stands for, imported with the working directory on the path.
+
+    Raises UsageError where it cannot be imported or has no such name.
+    """
+    module, _, name = text.rpartition(":")
+    if not module or not name:
+        raise UsageError(f"--replay {text!r}: write MODULE:FACTORY, for example train:build_model or model.py:GPT")
+    try:
+        found = _import_file(Path(module)) if module.endswith(".py") else _import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"--replay {text!r}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _import_module(name: str) -> Any:
+    from importlib import import_module
+
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return import_module(name)
+
+
+def _import_file(path: Path) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported")
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_outputs(paths: list[str]) -> None:
+    """Wrong names are told before the work, not after it."""
+    from precision_align.reporting.report import check_target
+
+    for path in paths:
+        check_target(path)
+
+
+def _phrase_coverage(report: Report, minimum: float, language: str) -> str:
+    from precision_align.reporting.wording import format_share, total_coverage
+
+    share = format_share(total_coverage(report).share)
+    return say(language, "cli.coverage", share=share, minimum=minimum)

@@ -1,0 +1,37 @@
+"""``precision-align report``: another form of a saved result."""
+
+from __future__ import annotations
+
+import argparse
+
+from precision_align.cli.output import print_log, print_report
+from precision_align.reporting.languages import say
+
+SUMMARY = "turn a saved result into HTML, Markdown or JUnit"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """RESULT.json and where to write."""
+    parser.add_argument("result", metavar="RESULT.json", help="what 'compare -o report.json' saved")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="where to write; the suffix says what: .html, .md, .xml (JUnit) or .json; may be given more than once",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, write, and show the first screen. Exit status 0: the result was shown, whatever its verdict."""
+    from precision_align.reporting.report import Report, check_target
+
+    for path in arguments.output:
+        check_target(path)
+    report = Report.load(arguments.result)
+    for path in arguments.output:
+        written = report.save(path, language=arguments.lang)
+        print_log(say(arguments.lang, "cli.saved", path=written))
+    print_report(report, as_json=arguments.json, language=arguments.lang)
+    return 0

@@ -1,0 +1,91 @@
+"""Optimizer steps of both sides: what they started from, with which hyperparameters, and how to replay them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from precision_align.alignment.side import Side
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.terms import Phase, Role
+from precision_align.core.trees import Unbuildable, rebuild
+
+Owner = tuple[str, str]
+
+
+def find_step(side: Side, rank: int, step: int) -> Call | None:
+    """The only optimizer call of a step; None where there is none or there are several (then pairs are compared)."""
+    calls = side.steps.get((rank, step), [])
+    return calls[0] if len(calls) == 1 and not calls[0].error else None
+
+
+def read_arguments(call: Call) -> dict[str, Any]:
+    """{"groups": [...], "state": {...}} of an optimizer call as plain data; empty where none was recorded."""
+    try:
+        value = rebuild(call.arguments, {}, lambda name: None, lambda kind, text: text)
+    except Unbuildable:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def compare_hyperparameters(candidate: Call | None, reference: Call | None) -> list[str]:
+    """Every hyperparameter that differs between the two sides' steps, in words."""
+    if candidate is None or reference is None:
+        return []
+    found = []
+    if candidate.kind != reference.kind:
+        found.append(f"optimizer {candidate.kind.rpartition('.')[2]} instead of {reference.kind.rpartition('.')[2]}")
+    ours, theirs = read_arguments(candidate).get("groups", []), read_arguments(reference).get("groups", [])
+    if len(ours) != len(theirs):
+        found.append(f"{len(ours)} parameter groups instead of {len(theirs)}")
+    for number, (left, right) in enumerate(zip(ours, theirs)):
+        for name in left:
+            plain = name not in ("parameters", "foreach", "fused", "capturable", "differentiable")
+            if plain and name in right and left[name] != right[name]:
+                found.append(f"{name} {left[name]!r} instead of {right[name]!r} (group {number})")
+    return found
+
+
+def build_update(side: Side, reference: Side | None, rank: int, step: int, partner: int | None) -> Any:
+    """What a replay of the candidate's step needs, under the reference's hyperparameters; None where it is unknown."""
+    call = find_step(side, rank, step)
+    if call is None:
+        return None
+    updates = import_module("precision_align.replay.updates")
+    specification = find_step(reference, rank, partner) if reference is not None and partner is not None else None
+    same_kind = specification is not None and specification.kind == call.kind
+    groups = read_arguments(specification if specification is not None and same_kind else call).get("groups", [])
+    scalars = read_arguments(call).get("state", {})
+    return updates.Update(
+        kind=call.kind,
+        groups=tuple(
+            updates.Group(
+                {name: value for name, value in group.items() if name != "parameters"},
+                tuple(split_owner(side, name) for name in group.get("parameters", [])),
+            )
+            for group in groups
+        ),
+        parameters=side.select_state(rank, step, Role.PARAMETER, Phase.FORWARD),
+        gradients=side.select_state(rank, step, Role.GRADIENT, Phase.STEP),
+        state=_collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP)),
+        scalars={split_owner(side, name): values for name, values in scalars.items()},
+        after=side.select_state(rank, step, Role.PARAMETER, Phase.STEP),
+    )
+
+
+def split_owner(side: Side, name: str) -> Owner:
+    """A full parameter name as (aligned owner scope, local name)."""
+    scope, _, local = name.rpartition(".")
+    return side.names.get(scope, scope) or "", local
+
+
+def _collect_state(records: Mapping[Owner, TensorRecord]) -> dict[Owner, dict[str, TensorRecord]]:
+    """Group by owner: "before.exp_avg.weight" of a scope -> {(scope, "weight"): {"exp_avg": record}}."""
+    found: dict[Owner, dict[str, TensorRecord]] = {}
+    for (scope, path), record in records.items():
+        moment, _, rest = path.partition(".")
+        name, _, local = rest.rpartition(".")
+        if moment == "before":
+            found.setdefault((scope, local), {})[name] = record
+    return found

@@ -1,0 +1,101 @@
+"""Ascend NPUs through torch_npu, imported only when asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from precision_align.core.errors import Unavailable
+from precision_align.devices.accelerators import AcceleratorDevice
+
+# Environment variables that change results or their order; sources in docs and facts on Ascend numerics.
+_SWITCHES = (
+    "ACL_OP_DETERMINISTIC",
+    "ACL_PRECISION_MODE",
+    "ATB_LLM_LCOC_ENABLE",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE",
+    "CLOSE_MATMUL_K_SHIFT",
+    "FORCE_OVERFLOW_CHECK",
+    "HCCL_DETERMINISTIC",
+    "INF_NAN_MODE_ENABLE",
+    "INF_NAN_MODE_FORCE_DISABLE",
+    "LCCL_DETERMINISTIC",
+    "TASK_QUEUE_ENABLE",
+    "TORCH_NPU_FALLBACK_CPU_DISABLE",
+    "TORCH_NPU_USE_COMPATIBLE_IMPL",
+)
+
+
+def import_torch_npu() -> Any:
+    """The real torch_npu. Raises Unavailable, with the reason, where it cannot be imported or is a look-alike."""
+    try:
+        module = import_module("torch_npu")
+    except ModuleNotFoundError as error:
+        if error.name != "torch_npu":
+            raise _unusable(error) from error
+        raise Unavailable(
+            'Device "npu": torch_npu is not installed. Install the torch_npu that fits this torch (and CANN), '
+            'or use the device "simulated".'
+        ) from error
+    except Exception as error:  # a wheel without CANN fails with ImportError, OSError or RuntimeError, by version
+        raise _unusable(error) from error
+    if getattr(module, "is_simulated", False):
+        raise Unavailable('Device "npu": the torch_npu in this process is our look-alike. Use the device "simulated".')
+    return module
+
+
+def _unusable(error: Exception) -> Unavailable:
+    reason = str(error).strip().splitlines()
+    return Unavailable(
+        'Device "npu": torch_npu is installed but does not load: '
+        f"{type(error).__name__}: {reason[0] if reason else 'no message'}. It needs CANN (source its set_env.sh). "
+        "Without, even plain `import torch` fails; set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to keep torch usable."
+    )
+
+
+def find_cann_version() -> str:
+    """The version of the CANN toolkit that the environment points at, "" where none is found."""
+    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
+    for path in [Path(home) / "version.cfg", *Path(home).glob("*/ascend_toolkit_install.info")] if home else []:
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            named = [line.split("=", 1)[1].strip() for line in lines if line.lower().startswith("version=")]
+            return (named or [line.strip() for line in lines if line.strip()] or [""])[0]
+    return ""
+
+
+class NpuDevice(AcceleratorDevice):
+    """An Ascend NPU. Raises Unavailable without torch_npu, without CANN, or without a device."""
+
+    kind = "npu"
+    switches = _SWITCHES
+
+    def __init__(self, name: str = "npu") -> None:
+        super().__init__(name)
+        self._torch_npu = import_torch_npu()
+        if not self.runtime.is_available():
+            raise Unavailable(
+                f'Device "{name}": torch_npu {self._torch_npu.__version__} loads but sees no NPU. '
+                "Check npu-smi info and ASCEND_RT_VISIBLE_DEVICES."
+            )
+
+    def versions(self) -> Mapping[str, str]:
+        found = {"torch_npu": str(self._torch_npu.__version__), "cann": find_cann_version()}
+        return {**super().versions(), **found, "soc": str(self.runtime.get_device_name())}
+
+    def modes(self) -> Mapping[str, object]:
+        flags = {
+            f"{owner}.allow_hf32": getattr(getattr(self.runtime, owner, None), "allow_hf32", None)
+            for owner in ("conv", "matmul")
+        }
+        return {**super().modes(), **{name: flag for name, flag in flags.items() if flag is not None}}
+
+
+def is_real_torch_npu_loaded() -> bool:
+    """Whether the real torch_npu has claimed the device type `npu` in this process."""
+    module = sys.modules.get("torch_npu")
+    return module is not None and not getattr(module, "is_simulated", False)

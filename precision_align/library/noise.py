@@ -1,0 +1,100 @@
+"""Rounding made visible: run a float64 function with a small random relative error after every operation that rounds.
+
+Perturbing the inputs alone is blind to cancellation inside: where a query sees one key only, the softmax gradient is
+p (dp - sum(p dp)) = 0 for any inputs, and yet every build rounds both terms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+# What rounds when floating-point numbers go through it. Moves, selections, sign changes, comparisons and views do not;
+# an operation that is missing here only makes the bound tighter.
+ROUNDING = frozenset(
+    [
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "addmm",
+        "mm",
+        "bmm",
+        "baddbmm",
+        "addcmul",
+        "addcdiv",
+        "dot",
+        "convolution",
+        "convolution_backward",
+        "sum",
+        "mean",
+        "var",
+        "cumsum",
+        "prod",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "pow",
+        "square",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "erfc",
+        "tanh_backward",
+        "sigmoid_backward",
+        "silu",
+        "silu_backward",
+        "gelu",
+        "gelu_backward",
+        "_softmax",
+        "_softmax_backward_data",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+        "logsumexp",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "linear",
+        "index_add",
+        "scatter_add",
+    ]
+)
+
+
+def run_noisily(call: Callable[[], T], generator: torch.Generator, step: float) -> T:
+    """``call()`` with the floating result of every rounding operation times 1 + step * N(0, 1), backward too."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            if name.rstrip("_") not in ROUNDING:
+                return result
+            return _shake(result, generator, step, in_place=name.endswith("_"))
+
+    with Noise():  # type: ignore[no-untyped-call]
+        return call()
+
+
+def _shake(result: Any, generator: torch.Generator, step: float, in_place: bool) -> Any:
+    import torch
+
+    if isinstance(result, (tuple, list)):
+        return type(result)(_shake(item, generator, step, in_place) for item in result)
+    if not torch.is_tensor(result) or not result.is_floating_point():
+        return result
+    factor = 1 + step * torch.randn(result.shape, generator=generator, dtype=torch.float64)
+    return result.mul_(factor) if in_place else result * factor

@@ -1,0 +1,191 @@
+"""Runs op cases on a device: which replacement, which cases, which dtypes; the verdicts come from
+:mod:`~precision_align.library.trials`. Part of the live half: needs torch and numpy, no TOML reader.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+
+from precision_align.core.errors import PrecisionAlignError, Unavailable, UsageError
+from precision_align.core.terms import Phase, Status
+from precision_align.library.cases import Compute, OpCase, Operator
+from precision_align.library.folders import Folders, PathLike, find_folders, load_callable, load_operator
+from precision_align.library.references import prepare_references
+from precision_align.library.results import CaseReport as CaseReport
+from precision_align.library.results import CaseResult as CaseResult
+from precision_align.library.trials import describe, try_refusal, try_replacement
+
+if TYPE_CHECKING:
+    import torch
+
+    from precision_align.devices.base import Device
+
+Replacement = Union[str, Compute, None]
+Progress = Optional[Callable[[str], None]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What stays the same over one run."""
+
+    device: Device
+    replacement: Replacement
+    seed: int
+    backward: bool
+    progress: Progress
+
+    @property
+    def place(self) -> torch.device:
+        import torch
+
+        return torch.device(self.device.kind)
+
+
+def run_cases(
+    select: str | Sequence[str] = "*",
+    *,
+    device: str = "cpu",
+    replacement: Replacement = None,
+    seed: int = 0,
+    backward: bool = True,
+    library: PathLike | None = None,
+    progress: Progress = None,
+) -> CaseReport:
+    """Run the selected cases on a device and judge every result in float64.
+
+    ``select``: "*", an operator, or "operator/case", each with wildcards; several in a list. ``device``: "cpu", "cuda",
+    "npu" or "simulated[:profile]". ``replacement``: the name of one of the operator's own ("torch", "torch_npu"), a
+    text "module:callable", or a callable that takes the case's keywords; None: the one that the operator prefers on
+    that device. ``library``: a folder of cases instead of the bundled one: its Python is executed. ``progress`` gets
+    one line an operator.
+
+    Raises UsageError (nothing selected, bad replacement), Unavailable (no torch, no such device or replacement here),
+    RuleError (a broken cases.py). What a replacement itself raises is a failed case, not an exception.
+    """
+    run = _Run(_open(device), _resolve(replacement), seed, backward, progress)
+    patterns = [select] if isinstance(select, str) else list(select)
+    chosen = choose_cases(find_folders(library), patterns)
+    results = [result for operator, cases in chosen for result in _run_operator(run, operator, cases)]
+    return CaseReport(results, " ".join(patterns), run.device.describe(), seed)
+
+
+def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operator, list[OpCase]]]:
+    """The cases that any of the patterns selects, by operator. Raises UsageError for a pattern that selects none."""
+    chosen: dict[str, tuple[Operator, list[OpCase]]] = {}
+    used: set[str] = set()
+    for name in folders.operators:
+        mine = [p for p in patterns if fnmatch.fnmatchcase(name, p.split("/", 1)[0])]
+        if not mine:
+            continue
+        operator = load_operator(folders, name)
+        hits = [(case, [p for p in mine if _matches(p, name, case.id)]) for case in operator.cases]
+        used.update(pattern for _, found in hits for pattern in found)
+        cases = [case for case, found in hits if found]
+        if cases:
+            chosen[name] = (operator, cases)
+    for pattern in patterns:
+        if pattern not in used:
+            raise UsageError(_explain_nothing(pattern, folders))
+    return list(chosen.values())
+
+
+def _matches(pattern: str, operator: str, case: str) -> bool:
+    return fnmatch.fnmatchcase(f"{operator}/{case}", pattern if "/" in pattern else f"{pattern}/*")
+
+
+def _explain_nothing(pattern: str, folders: Folders) -> str:
+    names = list(folders.operators)
+    for name in names:
+        if fnmatch.fnmatchcase(name, pattern.split("/", 1)[0]):
+            names = [f"{name}/{case.id}" for case in load_operator(folders, name).cases]
+            break
+    near = difflib.get_close_matches(pattern, names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names) or 'no operators'}"
+    return f"{pattern!r} selects no case of {folders.cases}: {hint}"
+
+
+def _open(name: str) -> Device:
+    from precision_align.devices.selection import open_device
+
+    device = open_device(name)
+    if not device.is_available():
+        raise Unavailable(f'device "{name}" is not available here: `precision-align doctor` says what is missing')
+    return device
+
+
+def _resolve(replacement: Replacement) -> Replacement:
+    """A text "module:callable" becomes the callable; a name stays, since each operator has its own of that name."""
+    return load_callable(replacement) if isinstance(replacement, str) and ":" in replacement else replacement
+
+
+def choose_replacement(operator: Operator, replacement: Replacement, device: Device) -> tuple[str, Compute]:
+    """(name, callable) of the replacement to test. Raises UsageError."""
+    if callable(replacement):
+        module, name = getattr(replacement, "__module__", "?"), getattr(replacement, "__qualname__", repr(replacement))
+        return f"{module}:{name}", replacement
+    first = next(iter(operator.replacements))
+    by_kind = operator.preferred.get(device.kind, first)
+    name = replacement or operator.preferred.get(device.name.partition(":")[0], by_kind)
+    if name not in operator.replacements:
+        have = ", ".join(operator.replacements)
+        raise UsageError(f"{operator.name} has no replacement {name!r}: name one of {have}, or module:callable")
+    return name, operator.replacements[name]
+
+
+def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
+    name, compute = choose_replacement(operator, run.replacement, run.device)
+    if run.progress:
+        run.progress(f"{operator.name}: {len(cases)} cases with {name} on {run.device.name}")
+    versions = _collect_versions(run.device)
+    for case in cases:
+        for dtype in case.dtypes:
+            for result in run_case(operator, case, dtype, compute, run.place, run.seed, run.backward):
+                yield replace(result, dtype=dtype, device=run.device.name, replacement=name, versions=versions)
+
+
+def run_case(
+    operator: Operator,
+    case: OpCase,
+    dtype: str,
+    compute: Compute,
+    device: torch.device,
+    seed: int = 0,
+    backward: bool = True,
+) -> list[CaseResult]:
+    """One case in one dtype: one result a phase. A case that cannot be prepared fails with the reason."""
+    try:
+        if case.raises:
+            return try_refusal(operator, case, dtype, seed, compute, device)
+        references = prepare_references(operator, case, dtype, seed, backward)
+    except PrecisionAlignError:
+        raise
+    except Exception as error:
+        note = f"the case itself is broken: its inputs, golden or native function raised {describe(error)}"
+        return [CaseResult(operator.name, case.id, dtype, Phase.FORWARD, Status.FAIL, note=note)]
+    return try_replacement(operator, case, references, compute, device)
+
+
+def _collect_versions(device: Device) -> Mapping[str, str]:
+    from precision_align import __version__
+
+    return {"precision_align": __version__, **{str(k): str(v) for k, v in device.versions().items()}}
+
+
+def list_cases(select: str | Sequence[str] = "*", library: PathLike | None = None) -> list[dict[str, Any]]:
+    """The selected cases as plain data: name, dtypes, tags, what they differentiate by, and why they exist."""
+    patterns = [select] if isinstance(select, str) else list(select)
+    return [
+        {
+            "case": f"{operator.name}/{case.id}",
+            "dtypes": list(case.dtypes),
+            "tags": list(case.tags),
+            "wrt": list(case.wrt),
+            "why": case.why,
+        }
+        for operator, cases in choose_cases(find_folders(library), patterns)
+        for case in cases
+    ]

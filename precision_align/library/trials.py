@@ -1,0 +1,206 @@
+"""One trial: a replacement on one case in one dtype, held against its references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.errors import Unavailable
+from precision_align.core.results import Limit
+from precision_align.core.terms import Phase, Status
+from precision_align.library.cases import Compute, OpCase, Operator
+from precision_align.library.judging import RULES, Rule, judge_output
+from precision_align.library.references import (
+    GRADIENT,
+    Evaluation,
+    Inputs,
+    References,
+    evaluate,
+    place,
+    prepare_inputs,
+    to_array,
+)
+from precision_align.library.results import CaseResult
+from precision_align.numerics.judgement import Judgement
+
+if TYPE_CHECKING:
+    import torch
+
+_ORDER = [Status.PASS, Status.WARN, Status.INCONCLUSIVE, Status.MODE, Status.FAIL]
+_NOT_HERE = "not implemented for"  # how torch says that a kernel lacks a dtype; it raises a plain RuntimeError
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """The judgement of one named tensor."""
+
+    tensor: str
+    judgement: Judgement
+
+
+def try_replacement(
+    operator: Operator, case: OpCase, references: References, compute: Compute, device: torch.device
+) -> list[CaseResult]:
+    """Run ``compute`` on the case and judge outputs and gradients: one result a phase.
+
+    Also: repeats are bit-equal, strides do not matter, inputs stay as they were. Dtype, device, replacement and
+    versions are left to the caller, who knows them.
+    """
+    inputs = place(references.inputs, device, case.layouts)
+    cotangents = place(references.cotangents, device, {})
+    try:
+        first = evaluate(compute, inputs, references.wrt, cotangents)
+    except Unavailable:
+        raise
+    except Exception as error:
+        return _report_error(operator, case, references, error)
+    rule = RULES[operator.rule]
+    findings = _judge(rule, first, references)
+    findings += [_Finding(name, _fail("rewrote its input in place")) for name in _find_rewritten(inputs, references)]
+    findings += _check_strides(rule, references, compute, device)
+    notes = _check_repeat(compute, inputs, references, cotangents, first)
+    return [_summarise(operator, case, phase, findings, notes) for phase in _phases(references)]
+
+
+def try_refusal(
+    operator: Operator, case: OpCase, dtype: str, seed: int, compute: Compute, device: torch.device
+) -> list[CaseResult]:
+    """Run a case whose inputs the replacement must refuse.
+
+    A ValueError, RuntimeError or AssertionError passes; any result, or another exception, fails (a wrong keyword raises
+    TypeError).
+    """
+    inputs = place(prepare_inputs(case, dtype, seed), device, case.layouts)
+    try:
+        compute(**inputs)
+    except Unavailable:
+        raise
+    except (ValueError, AssertionError, RuntimeError) as error:
+        absent = isinstance(error, NotImplementedError)
+        status = Status.INCONCLUSIVE if absent else Status.PASS
+        note = f"{'not available here' if absent else 'refused, as it must'}: {describe(error)}"
+    except Exception as error:
+        status, note = Status.FAIL, f"must refuse these inputs, but raised {describe(error)}"
+    else:
+        status, note = Status.FAIL, "accepted inputs that it must refuse"
+    return [CaseResult(operator.name, case.id, "", Phase.FORWARD, status, note=note)]
+
+
+def describe(error: BaseException) -> str:
+    """Class and first line of an exception."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _phases(references: References) -> list[Phase]:
+    return [Phase.FORWARD, Phase.BACKWARD] if references.wrt else [Phase.FORWARD]
+
+
+def _fail(why: str) -> Judgement:
+    return Judgement(Status.FAIL, why)
+
+
+def _report_error(operator: Operator, case: OpCase, references: References, error: Exception) -> list[CaseResult]:
+    text = describe(error)
+    absent = isinstance(error, NotImplementedError) or _NOT_HERE in text
+    status, note = (Status.INCONCLUSIVE, f"not available here: {text}") if absent else (Status.FAIL, f"raised {text}")
+    if isinstance(error, TypeError) and "argument" in text:
+        note += f"; it is called with the keywords {', '.join(references.inputs)}"
+    return [CaseResult(operator.name, case.id, "", phase, status, note=note) for phase in _phases(references)]
+
+
+def _judge(rule: Rule, evaluation: Evaluation, references: References) -> list[_Finding]:
+    """By the native build that speaks best for it: each conforms, so to be as good as any of them is enough."""
+    actual, golden = evaluation.named(), references.golden.named()
+    natives = [native.named() for native in references.natives]
+    findings = []
+    for name in natives[0]:
+        if name not in actual:
+            findings.append(_Finding(name, _fail("is missing")))
+            continue
+        scale = references.scales.get(name)
+        judged = [_judge_one(rule, actual[name], native[name], golden[name], scale) for native in natives]
+        findings.append(_Finding(name, min(judged, key=_badness)))
+    surplus = sorted(set(actual) - set(natives[0]))
+    return findings + [_Finding(name, _fail("is not an output of this operator")) for name in surplus]
+
+
+def _judge_one(
+    rule: Rule, actual: torch.Tensor, native: torch.Tensor, golden: torch.Tensor, scale: Array | None
+) -> Judgement:
+    if actual.shape != native.shape:
+        return _fail(f"has shape {tuple(actual.shape)}, must have {tuple(native.shape)}")
+    if actual.dtype != native.dtype:
+        return _fail(f"has dtype {_name(actual.dtype)}, must have {_name(native.dtype)}")
+    reference = to_array(golden)
+    size = scale if scale is not None else np.zeros(reference.shape)
+    return judge_output(rule, to_array(actual), reference, to_array(native), size, dtype_of(str(actual.dtype)))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).replace("torch.", "")
+
+
+def _find_rewritten(inputs: Inputs, references: References) -> list[str]:
+    import torch
+
+    tensors = {name: value for name, value in references.inputs.items() if torch.is_tensor(value)}
+    return [n for n, value in tensors.items() if not _same(to_array(inputs[n]), to_array(value))]
+
+
+def _same(left: Array, right: Array) -> bool:
+    if left.shape != right.shape:
+        return False
+    return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc"))
+
+
+def _check_repeat(
+    compute: Compute, inputs: Inputs, references: References, cotangents: Mapping[str, Any], first: Evaluation
+) -> dict[Phase, str]:
+    """Phase -> note where a second call on the same tensors gives other bits."""
+    second = evaluate(compute, inputs, references.wrt, cotangents)
+    pairs = ((Phase.FORWARD, first.outputs, second.outputs), (Phase.BACKWARD, first.gradients, second.gradients))
+    notes = {}
+    for phase, left, right in pairs:
+        if not all(name in right and _same(to_array(left[name]), to_array(right[name])) for name in left):
+            notes[phase] = "not deterministic: a second call on the same tensors gave other bits"
+    return notes
+
+
+def _check_strides(rule: Rule, references: References, compute: Compute, device: torch.device) -> list[_Finding]:
+    """The same values in strided storage, cotangents too, must be judged right as well."""
+    layouts = dict.fromkeys(references.inputs, "strided")
+    cotangents = place(references.cotangents, device, dict.fromkeys(references.cotangents, "strided"))
+    try:
+        result = evaluate(compute, place(references.inputs, device, layouts), references.wrt, cotangents)
+    except Exception as error:
+        return [
+            _Finding("output", Judgement(Status.WARN, f"refuses inputs that are not contiguous: {describe(error)}"))
+        ]
+    found = _judge(rule, result, references)
+    prefix = "with inputs that are not contiguous: "
+    return [_Finding(f.tensor, replace(f.judgement, why=prefix + f.judgement.why)) for f in found]
+
+
+def _summarise(
+    operator: Operator, case: OpCase, phase: Phase, findings: list[_Finding], notes: Mapping[Phase, str]
+) -> CaseResult:
+    """The worst finding of a phase; equal ones: the one nearest to its limit, the plain call before the strided one."""
+    mine = [f for f in findings if f.tensor.startswith(GRADIENT) == (phase == Phase.BACKWARD)]
+    worst = max(mine, key=lambda f: _badness(f.judgement))
+    judgement = worst.judgement
+    note = "; ".join(text for text in (judgement.why, notes.get(phase, "")) if text)
+    limit: Limit | None = judgement.limit
+    return CaseResult(
+        operator.name, case.id, "", phase, judgement.status, worst.tensor, dict(judgement.metrics), limit, note
+    )
+
+
+def _badness(judgement: Judgement) -> tuple[int, float]:
+    z = judgement.metrics.get("z", 0.0)
+    return _ORDER.index(judgement.status), math.inf if math.isnan(z) else z

@@ -1,0 +1,306 @@
+"""Module calls: frames, numbering, and what is copied before and after each."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from precision_align.core.records import Call
+from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.core.trees import Tree, class_name, flatten
+from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, watch_call
+from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.origins import caller_line, plain_attributes
+from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
+from precision_align.recording.staging import Staged
+from precision_align.recording.tape import Place, Tape
+
+Leaves = Sequence[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A tensor object as it was when it passed: to tell whether an output is that very tensor, unchanged."""
+
+    reference: Any
+    path: str
+    version: int
+    staged: Any
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> Sighting:
+        """Remember a tensor without keeping it, or its copy, alive."""
+        copy = weakref.ref(staged) if staged is not None else None
+        return cls(weakref.ref(tensor), path, version_of(tensor), copy)
+
+    def holds(self, tensor: torch.Tensor, staged: Optional[Staged]) -> bool:
+        """Whether this tensor is the remembered one and its values have not changed since."""
+        if self.reference() is not tensor or self.version == -1 or self.version != version_of(tensor):
+            return False
+        copy = self.staged() if self.staged is not None else None
+        return copy is None or staged is None or same_bits(copy, staged)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was written in place; -1 where torch does not count (inference mode)."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def same_bits(left: Staged, right: Optional[Staged]) -> bool:
+    """Whether two copies hold the same values, bit for bit; copies without words count as equal if described alike."""
+    if right is None or left is right:
+        return right is not None
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.words is None or right.words is None:
+        return left.words is right.words
+    return bool(np.array_equal(left.words.reshape(-1).view(np.uint8), right.words.reshape(-1).view(np.uint8)))
+
+
+def prefixed(prefix: str, path: str) -> str:
+    """A path one level down; unlike :func:`~precision_align.core.trees.join` for a path that is escaped already."""
+    return f"{prefix}.{path}" if path else prefix
+
+
+@dataclass
+class Frame:
+    """One running call."""
+
+    module: torch.nn.Module
+    place: Place
+    identity: int
+    parent: int
+    enter: int
+    arguments: Tree
+    origin: str
+    raised_before: Optional[BaseException]
+    autocast: Mapping[str, str]
+    modes: Mapping[str, Any]
+    training: bool
+    grad_enabled: bool
+    targets: Targets = field(default_factory=Targets)
+    seen: dict[int, Sighting] = field(default_factory=dict)
+    buffers: dict[str, Staged] = field(default_factory=dict)
+    wanted: bool = True
+    repeats: Optional[FirstCall] = None
+
+    def remember(self, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> None:
+        """A child returned this tensor; what was seen before stays the origin while it still holds."""
+        known = self.seen.get(id(tensor))
+        if known is None or not known.holds(tensor, staged):
+            self.seen[id(tensor)] = Sighting.of(tensor, path, staged)
+
+
+def is_tensor(value: Any) -> bool:
+    """What counts as a tensor in an argument structure."""
+    return isinstance(value, torch.Tensor)
+
+
+def flatten_arguments(value: Any) -> tuple[Tree, Leaves]:
+    """The tree and tensors of any value; an object whose own code raises is kept as its class name alone."""
+    try:
+        return flatten(value, is_tensor)
+    except Exception:
+        return {"kind": "object", "class": class_name(type(value))}, []
+
+
+class CallRecorder:
+    """Follows module calls on every thread and records them on the tape."""
+
+    def __init__(self, tape: Tape, ledger: Ledger) -> None:
+        self._tape, self._ledger = tape, ledger
+        self._local = threading.local()
+        self._numbers: dict[tuple[int, str, Pass], int] = {}
+        self._recomputations = Recomputations()
+        self.called: set[str] = set()
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._with_tensors = "modules" in tape.plan.sources
+        self._with_gradients = "gradients" in tape.plan.sources
+
+    def is_outermost(self, scope: str) -> bool:
+        """Whether a call entered now would be a forward of its own, not part of another (or of a recomputation).
+
+        Worker threads (DataParallel) see an empty stack while the root's call is open on another thread.
+        """
+        return graph_task() == -1 and not self._frames and (scope == "" or self._num_open == 0)
+
+    def start_step(self) -> None:
+        """Number calls from 0 again; frames that a KeyboardInterrupt or an early stop left behind are dropped."""
+        with self._lock:
+            self._numbers.clear()
+            self._recomputations.clear()
+            self._num_open = 0
+            self._local = threading.local()
+
+    @property
+    def _frames(self) -> list[Frame]:
+        if not hasattr(self._local, "frames"):
+            self._local.frames = {}
+        stack: list[Frame] = self._local.frames.setdefault(graph_task(), [])
+        return stack
+
+    def enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+        """Before a module's forward."""
+        frames = self._frames
+        place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE)
+        tree, leaves = flatten_arguments({"args": args, "kwargs": kwargs})
+        frame = Frame(
+            module=module,
+            place=place,
+            identity=identity,
+            parent=frames[-1].identity if frames else -1,
+            enter=self._tape.tick(),
+            arguments=tree,
+            origin=caller_line(),
+            raised_before=sys.exc_info()[1],
+            autocast=enabled_autocast(),
+            modes=call_modes(),
+            training=bool(module.training),
+            grad_enabled=torch.is_grad_enabled(),
+            wanted=self._tape.plan.wants_scope(scope),
+        )
+        self._relate(frame, frames[-1] if frames else None, leaves)
+        frames.append(frame)
+        if place.pass_ is Pass.FIRST:
+            with self._lock:
+                self._num_open += 1
+        if frame.wanted:
+            self._take_inputs(frame, leaves)
+
+    def leave(self, module: torch.nn.Module, output: Any) -> None:
+        """After a module's forward, or after it raised; a call whose entry was never seen is ignored."""
+        frames = self._frames
+        if not any(frame.module is module for frame in frames):
+            return
+        while frames[-1].module is not module:
+            self._close(frames.pop(), {"kind": "scalar", "value": None}, "its end was not seen")
+        frame = frames.pop()
+        raised = sys.exc_info()[1]
+        if raised is not None and raised is not frame.raised_before:
+            self._close(frame, {"kind": "scalar", "value": None}, f"{type(raised).__name__}: {raised}")
+            return
+        tree, leaves = flatten_arguments(output)
+        if frame.wanted:
+            self._take_outputs(frame, frames[-1] if frames else None, leaves)
+        self._close(frame, tree, "")
+
+    def _relate(self, frame: Frame, above: Optional[Frame], leaves: Leaves) -> None:
+        """Remember a call that may be repeated in the backward pass, or find the one that this call repeats."""
+        if not self._with_gradients or frame.grad_enabled is (frame.place.pass_ is Pass.FIRST):
+            return
+        pointers = point_at([tensor for _, tensor in leaves])
+        with self._lock:
+            if frame.place.pass_ is Pass.FIRST:
+                self._recomputations.remember(FirstCall(frame.place, frame.identity, frame.parent, pointers))
+            else:
+                repeated = above.repeats if above is not None else None
+                frame.repeats = self._recomputations.match(frame.place.scope, repeated, pointers, graph_task())
+
+    def abandon(self) -> None:
+        """Close what is still open on this thread (the session ends inside a call)."""
+        for frames in getattr(self._local, "frames", {}).values():
+            while frames:
+                self._close(frames.pop(), {"kind": "scalar", "value": None}, "its end was not seen")
+
+    def _number(self, scope: str, pass_: Pass) -> tuple[Place, int]:
+        clock = self._tape.clock
+        with self._lock:
+            key = (clock.batch, scope, pass_)
+            call = self._numbers.get(key, 0)
+            self.called.add(scope)
+            self._numbers[key] = call + 1
+            return Place(clock.step, clock.batch, scope, call, pass_), clock.next_identity()
+
+    def _take_inputs(self, frame: Frame, leaves: Leaves) -> None:
+        if self._with_gradients and frame.grad_enabled:
+            for path, tensor in leaves:
+                frame.targets.add(prefixed("input", path), tensor)
+            for name, parameter in frame.module.named_parameters(recurse=False):
+                frame.targets.add(prefixed("parameter", name), parameter)
+            frame.targets.set_boundary()
+        for path, tensor in leaves:
+            staged = self._copy(tensor)
+            self._hand_over(frame, Role.INPUT, path, staged)
+            frame.seen.setdefault(id(tensor), Sighting.of(tensor, prefixed("input", path), staged))
+        if self._with_tensors:
+            for name, buffer in frame.module.named_buffers(recurse=False):
+                frame.buffers[name] = self._tape.stage(buffer)
+                self._take_buffer(frame, "before", name, frame.buffers[name])
+
+    def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> None:
+        outputs = []
+        for path, tensor in leaves:
+            staged = self._copy(tensor)
+            known = frame.seen.get(id(tensor))
+            extra = {"same_as": known.path} if known is not None and known.holds(tensor, staged) else {}
+            self._hand_over(frame, Role.OUTPUT, path, staged, extra)
+            local = prefixed("output", path)
+            frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
+            if parent is not None:
+                parent.remember(tensor, f"{frame.place.scope}@{frame.place.call}:{local}", staged)
+            outputs.append(Output(local, tensor, extra))
+        self._take_changed_buffers(frame)
+        if self._with_gradients and frame.grad_enabled:
+            if frame.repeats is None:
+                watch_call(self._ledger, frame.place, outputs, frame.targets, {})
+            else:
+                watch_call(self._ledger, frame.repeats.place, outputs, frame.targets, {"recomputed": True})
+
+    def _take_changed_buffers(self, frame: Frame) -> None:
+        if not self._with_tensors:
+            return
+        for name, buffer in frame.module.named_buffers(recurse=False):
+            staged = self._tape.stage(buffer)
+            if not same_bits(staged, frame.buffers.get(name)):
+                self._take_buffer(frame, "after", name, staged)
+
+    def _copy(self, tensor: torch.Tensor) -> Optional[Staged]:
+        return self._tape.stage(tensor) if self._with_tensors else None
+
+    def _hand_over(
+        self, frame: Frame, role: Role, path: str, staged: Optional[Staged], extra: Optional[Mapping[str, Any]] = None
+    ) -> None:
+        if staged is not None:
+            self._tape.hand_over(frame.place, Source.MODULE, Phase.FORWARD, role, path, staged, extra=extra)
+
+    def _take_buffer(self, frame: Frame, when: str, name: str, staged: Staged) -> None:
+        self._tape.hand_over(frame.place, Source.MODULE, Phase.FORWARD, Role.BUFFER, prefixed(when, name), staged)
+
+    def _close(self, frame: Frame, output: Tree, error: str) -> None:
+        if frame.place.pass_ is Pass.FIRST:
+            with self._lock:
+                self._num_open -= 1
+        module, place = frame.module, frame.place
+        self._tape.call(
+            Call(
+                step=place.step,
+                micro=place.micro,
+                rank=self._tape.rank,
+                scope=place.scope,
+                call=place.call,
+                pass_=place.pass_,
+                kind=class_name(type(module)),
+                identity=frame.identity,
+                parent=frame.parent,
+                enter=frame.enter,
+                exit=self._tape.tick(),
+                leaf=next(module.children(), None) is None,
+                training=frame.training,
+                grad_enabled=frame.grad_enabled,
+                arguments=frame.arguments,
+                output=output,
+                attributes=plain_attributes(module),
+                autocast=frame.autocast,
+                modes=frame.modes,
+                source=frame.origin,
+                error=error,
+            )
+        )

@@ -1,0 +1,101 @@
+"""What a run was made with: versions, device, ranks, switches."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from typing import Optional
+from uuid import uuid4
+
+import numpy as np
+import torch
+
+from precision_align.core.records import RunInfo
+from precision_align.recording.hooks import first_names
+from precision_align.recording.modes import session_modes
+from precision_align.recording.origins import module_classes
+from precision_align.recording.parameters import tied_names
+from precision_align.recording.plan import Plan
+
+_SWITCHES = (
+    "ASCEND_TOOLKIT_HOME",
+    "ASCEND_LAUNCH_BLOCKING",
+    "CANN_VERSION",
+    "CLOSE_MATMUL_K_SHIFT",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "HCCL_DETERMINISTIC",
+    "INF_NAN_MODE_ENABLE",
+    "LCCL_DETERMINISTIC",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTHONHASHSEED",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+
+
+def find_rank(rank: Optional[int] = None) -> tuple[int, int]:
+    """(rank, world size): as given, else of torch.distributed, else of the launcher's environment, else (0, 1)."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        found, world = distributed.get_rank(), distributed.get_world_size()
+    else:
+        found, world = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+    return (found if rank is None else rank), max(world, found + 1, (rank or 0) + 1)
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of what takes part; torch_npu only if the program has loaded it."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    torch_npu = sys.modules.get("torch_npu")
+    if torch_npu is not None:
+        versions["torch_npu"] = str(getattr(torch_npu, "__version__", "unknown"))
+    for name in ("CANN_VERSION", "ASCEND_TOOLKIT_HOME"):
+        if os.environ.get(name):
+            versions["cann"] = os.environ[name]
+            break
+    return versions
+
+
+def find_device(model: torch.nn.Module) -> str:
+    """The device of the model's first parameter or buffer ("cpu" where it has none), and what is simulated there."""
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = "cpu" if tensor is None else str(tensor.device)
+    simulated = sys.modules.get("precision_align.devices.simulated")
+    if device.startswith("npu") and simulated is not None and simulated.is_installed():
+        return f"{device} simulated {simulated.current_profile().name}"
+    return device
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames", {}).get("total", 0))
+
+
+def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None) -> RunInfo:
+    """Everything about a run that is known before its first step."""
+    number, world = find_rank(rank)
+    _, aliases = first_names(model)
+    switches = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    return RunInfo(
+        run=uuid4().hex,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        rank=number,
+        world=world,
+        device=find_device(model),
+        versions=find_versions(),
+        capture={**plan.describe(), "modes": session_modes(), "environment": switches},
+        modules=module_classes(model),
+        aliases=aliases,
+        parameters={name: tied_names(model).get(name, []) for name, _ in model.named_parameters()},
+        command=" ".join(sys.argv),
+    )

@@ -1,0 +1,116 @@
+"""Forward hooks on every module: the only thing a session stores on the user's model, and removes again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Callable
+
+import torch
+
+
+def _is_never_compiling() -> bool:
+    return False
+
+
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_never_compiling)  # torch 2.3
+
+
+def ignore_call(*arguments: Any) -> None:
+    """What a hook becomes in a copy of the model, pickled or deep-copied during a session."""
+
+
+class Hook:
+    """A forward hook that always returns None and never follows the model into a copy.
+
+    Pickle and deepcopy take the hooks of a module along; a closure would make ``torch.save(model)`` fail and a bound
+    method would copy the whole session.
+    """
+
+    def __init__(self, follow: Callable[..., None]) -> None:
+        self._follow = follow
+
+    def __call__(self, *arguments: Any) -> None:
+        # A compiler traces hooks into its graph. Breaking the graph here would change what it fuses, and so the
+        # numbers: inside compiled code a hook is to vanish.
+        if _is_compiling():
+            return
+        self._follow(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_ignoring_hook, ()
+
+
+def _make_ignoring_hook() -> Callable[..., None]:
+    return ignore_call
+
+
+def first_names(model: torch.nn.Module) -> tuple[dict[str, torch.nn.Module], dict[str, list[str]]]:
+    """Scope -> module by first-registered names, and scope -> its other names."""
+    scopes: dict[int, str] = {}
+    modules: dict[str, torch.nn.Module] = {}
+    aliases: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if id(module) in scopes:
+            aliases.setdefault(scopes[id(module)], []).append(name)
+        else:
+            scopes[id(module)] = name
+            modules[name] = module
+    return modules, aliases
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+
+
+class Hooks:
+    """The hooks of one session on one model."""
+
+    def __init__(
+        self,
+        enter: Callable[[torch.nn.Module, str, Any, Any], None],
+        leave: Callable[[torch.nn.Module, str, Any], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._enter, self._leave, self._note = enter, leave, note
+        self._handles: list[Any] = []
+        self._hooked: set[int] = set()
+        self._callable: list[str] = []
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Hook every module that has no hooks of ours yet (models may grow while they run)."""
+        modules, _ = first_names(model)
+        for scope, module in modules.items():
+            if id(module) in self._hooked:
+                continue
+            self._hooked.add(id(module))
+            if isinstance(module, torch.jit.ScriptModule):
+                self._note(f"module {scope!r} is compiled TorchScript and takes no hooks: its calls were not recorded")
+                continue
+            if _is_compiled(module):
+                self._note(f"module {scope!r} is compiled (torch.compile): calls inside it were not recorded")
+            self._attach_one(scope, module)
+
+    def _attach_one(self, scope: str, module: torch.nn.Module) -> None:
+        if type(module).forward is not torch.nn.Module.forward:
+            self._callable.append(scope)
+
+        def enter(called: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            if called is module or getattr(called, "_is_replica", False):
+                self._enter(called, scope, args, kwargs)
+
+        def leave(called: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if called is module or getattr(called, "_is_replica", False):
+                self._leave(called, scope, output)
+
+        self._handles.append(module.register_forward_pre_hook(Hook(enter), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(Hook(leave), with_kwargs=True, always_call=True))
+
+    def uncalled(self, called: Collection[str]) -> list[str]:
+        """Hooked modules with a forward of their own (a ModuleList has none) that were never called."""
+        return [scope for scope in self._callable if scope not in called]
+
+    def detach(self) -> None:
+        """Remove them all."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

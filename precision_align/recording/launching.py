@@ -1,0 +1,174 @@
+"""Run an unchanged training script and capture the model that it trains."""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from precision_align.core.errors import UsageError
+from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups
+from precision_align.recording.plan import SOURCES, Payload, Steps, make_plan
+from precision_align.recording.session import Recorder, start_recorder
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
+
+    ``model``: "module:attribute" of the model ("__main__:model"), None for the first module with parameters that the
+    script calls.
+    """
+
+    path: str
+    steps: Steps = None
+    payload: Payload = "full"
+    select: Optional[Sequence[str]] = None
+    sources: Sequence[str] = SOURCES
+    model: Optional[str] = None
+    overwrite: bool = False
+    append: bool = False
+
+
+@dataclass
+class Launch:
+    """What became of a script: ``recorder`` is None where no model was called."""
+
+    recorder: Optional[Recorder] = None
+
+
+class _Watch:
+    """Waits for the model's first call, then for optimizers that hold its parameters."""
+
+    def __init__(self, options: LaunchOptions, launch: Launch) -> None:
+        self._options, self._launch = options, launch
+        self._stack = ExitStack()
+        self._model: Optional[torch.nn.Module] = None
+        self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
+        self._replaced: Optional[Callable[..., Any]] = None
+
+    def __enter__(self) -> _Watch:
+        self._wait_for_call()
+        for register, hook in (
+            (register_optimizer_step_pre_hook, self._before_step),
+            (register_optimizer_step_post_hook, self._after_step),
+        ):
+            self._stack.callback(register(hook).remove)
+        return self
+
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        self._stop_waiting()
+        return self._stack.__exit__(*error)
+
+    def _wait_for_call(self) -> None:
+        original = torch.nn.Module.__call__
+
+        @functools.wraps(original)
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._replaced is not None:
+                self._consider(module)
+            return original(module, *args, **kwargs)
+
+        self._replaced = original
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _stop_waiting(self) -> None:
+        if self._replaced is not None:
+            torch.nn.Module.__call__ = self._replaced  # type: ignore[method-assign]
+            self._replaced = None
+
+    def _consider(self, module: torch.nn.Module) -> None:
+        """Start the session if this call is the model's; modules without parameters (transforms) are no models."""
+        model = _resolve(self._options.model) if self._options.model else module
+        if model is None or next(model.parameters(), None) is None:
+            return
+        self._stop_waiting()
+        self._model = model
+        options = self._options
+        plan = make_plan(options.sources, options.payload, options.select, options.steps)
+        recorder = start_recorder(
+            model, options.path, plan, overwrite=options.overwrite, append=options.append, accumulates=True
+        )
+        self._launch.recorder = self._stack.enter_context(recorder)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self._launch.recorder
+        if recorder is None:
+            return
+        if id(optimizer) not in self._known and self._holds_parameters(optimizer):
+            self._known[id(optimizer)] = (optimizer, recorder.watch_optimizer(optimizer))
+        if id(optimizer) in self._known:
+            recorder.before_step(self._known[id(optimizer)][1])
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self._launch.recorder
+        if recorder is not None and id(optimizer) in self._known:
+            recorder.after_step(self._known[id(optimizer)][1])
+
+    def _holds_parameters(self, optimizer: Any) -> bool:
+        mine = {id(parameter) for parameter in self._model.parameters()} if self._model is not None else set()
+        return any(id(parameter) in mine for group in parameter_groups(optimizer) for parameter in group["params"])
+
+
+def _resolve(name: str) -> Optional[torch.nn.Module]:
+    """The module object behind "module:attribute", None while it does not exist yet."""
+    module, _, attribute = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch.nn.Module) else None
+
+
+def run_script(argv: Sequence[str], options: LaunchOptions) -> Launch:
+    """Run ``argv`` (a script and its arguments, or "-m", a module name and its arguments) as ``__main__``.
+
+    The first outermost call of a module starts the session; a step is what lies between two steps of an optimizer that
+    holds its parameters (without one: a forward). Whatever the script raises, SystemExit included, is raised again
+    after the dump is closed. Raises UsageError where there is no such script and for options that do not fit.
+    """
+    make_plan(options.sources, options.payload, options.select, options.steps)
+    if options.model is not None and not all(options.model.partition(":")):
+        raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
+    run, arguments, folder = _find_program(argv)
+    launch = Launch()
+    with _as_main(arguments, folder), _Watch(options, launch):
+        run()
+    return launch
+
+
+def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], str]:
+    """How to run it, its sys.argv, and the first entry of its sys.path."""
+    words = list(argv)
+    if not words or words == ["-m"]:
+        raise UsageError("no script is given: end the command with -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS")
+    if words[0] == "-m":
+        return (
+            functools.partial(runpy.run_module, words[1], run_name="__main__", alter_sys=True),
+            words[1:],
+            os.getcwd(),
+        )
+    script = Path(words[0])
+    if not script.is_file():
+        raise UsageError(f"there is no script {words[0]!r} here ({Path.cwd()})")
+    return functools.partial(runpy.run_path, str(script), run_name="__main__"), words, str(script.resolve().parent)
+
+
+@contextmanager
+def _as_main(arguments: list[str], folder: str) -> Iterator[None]:
+    """sys.argv and sys.path as the script would find them."""
+    argv, path = sys.argv[:], sys.path[:]
+    sys.argv[:], sys.path[:] = arguments, [folder, *path]
+    try:
+        yield
+    finally:
+        sys.argv[:] = argv
+        sys.path[:] = path

@@ -1,0 +1,81 @@
+"""Which first call a recomputed call repeats.
+
+A reentrant checkpoint runs its modules without gradients and repeats them during the backward pass; only the repeated
+calls have gradients, and these belong to the first ones. (A non-reentrant checkpoint keeps the first graph: there the
+first calls are watched themselves.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+from precision_align.recording.tape import Place
+
+Pointers = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """A call that ran without gradients and may be repeated with them."""
+
+    place: Place
+    identity: int
+    parent: int
+    pointers: Pointers
+
+
+class Recomputations:
+    """Matches repeated calls of one step with its first calls, each at most once."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[FirstCall]] = {}
+        self._last: dict[int, FirstCall] = {}
+
+    def clear(self) -> None:
+        """A new step."""
+        self._waiting.clear()
+        self._last.clear()
+
+    def remember(self, call: FirstCall) -> None:
+        """A first call without gradients."""
+        self._waiting.setdefault(call.place.scope, []).append(call)
+
+    def match(self, scope: str, parent: Optional[FirstCall], pointers: Pointers, task: int) -> Optional[FirstCall]:
+        """The first call that this one repeats, or None where that is not certain.
+
+        Below a matched call the order of calls decides. A checkpoint's own call gets the very tensors of the first
+        one; those after it in the same checkpointed function follow it in order.
+        """
+        waiting = self._waiting.get(scope, [])
+        if parent is not None:
+            found = [call for call in waiting if call.parent == parent.identity][:1]
+        else:
+            found = [call for call in waiting if pointers and call.pointers == pointers][-1:]
+            last = self._last.get(task)
+            if not found and last is not None:
+                siblings = [call for call in waiting if call.parent == last.parent]
+                found = [call for call in siblings if call.identity > last.identity][:1]
+        if not found and len(waiting) == 1:
+            found = waiting[:]
+        if not found:
+            return None
+        waiting.remove(found[0])
+        if parent is None:
+            self._last[task] = found[0]
+        return found[0]
+
+
+def point_at(tensors: Sequence[torch.Tensor]) -> Pointers:
+    """Where the tensors lie in memory: the same for a tensor and its detached twin."""
+    return tuple((_address(tensor), tuple(tensor.shape)) for tensor in tensors)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.data_ptr())
+    except (RuntimeError, NotImplementedError):  # sparse, meta and wrapped tensors have none
+        return 0

@@ -1,0 +1,362 @@
+"""Capture sessions: the context manager around a training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from types import TracebackType
+from typing import Any, Optional, Union
+
+import torch
+
+from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.records import Point, RunInfo
+from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.calls import CallRecorder
+from precision_align.recording.environment import describe_run, has_compiled
+from precision_align.recording.gradients import Ledger
+from precision_align.recording.hooks import Hooks
+from precision_align.recording.losses import BackwardListener, listening
+from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper, as_optimizers
+from precision_align.recording.parameters import ParameterRecorder
+from precision_align.recording.plan import SOURCES, Payload, Plan, Steps, make_plan
+from precision_align.recording.series import Series
+from precision_align.recording.staging import untouched
+from precision_align.recording.tape import Place, Tape
+from precision_align.storage.base import Sink
+from precision_align.storage.hdf5 import Hdf5Sink
+
+NOTHING_CALLED = (
+    "no module call was seen: the model was not called while capturing, or runs compiled "
+    "(torch.compile before capture), where hooks do not run"
+)
+
+
+def capture(
+    model: torch.nn.Module,
+    path: Union[str, PathLike[str], None],
+    *,
+    optimizer: Any = None,
+    sources: Sequence[str] = SOURCES,
+    payload: Payload = "full",
+    select: Union[str, Sequence[str], None] = None,
+    steps: Steps = None,
+    rank: Optional[int] = None,
+    overwrite: bool = False,
+    append: bool = False,
+    sink: Optional[Sink] = None,
+    budget_bytes: Optional[int] = None,
+    force: Any = None,
+    certify: bool = False,
+) -> Recorder:
+    """Record what a model computes while inside; use as ``with capture(model, "runs/reference") as recorder:``.
+
+    Outputs, gradients and updates are bit-equal with and without it.
+
+    ``optimizer``: anything with ``step()``, or a list of them; ``sources``: of "modules", "gradients", "parameters",
+    "optimizer"; ``payload``: how much of each tensor is kept ("fingerprint", "statistics", "sketch", "sample",
+    "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose tensors are recorded
+    (calls are always); ``steps``: which steps, as a collection or like "3,10-12" (all); ``rank``: of this process
+    (found from torch.distributed or the launcher); ``path``: the dump's folder, or None with a ``sink`` of your own.
+
+    Raises UsageError for arguments that do not fit, DumpError when the folder is in use.
+    """
+    if budget_bytes is not None or force is not None or certify:
+        raise UsageError("budget_bytes, force and certify are not available yet; leave them out")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"capture records a torch.nn.Module, not a {type(model).__name__}")
+    if path is None and sink is None:
+        raise UsageError("give either the path of the dump or a sink")
+    plan = make_plan(sources, payload, select, steps)
+    return start_recorder(model, path, plan, optimizer, rank=rank, overwrite=overwrite, append=append, sink=sink)
+
+
+def start_recorder(
+    model: torch.nn.Module,
+    path: Union[str, PathLike[str], None],
+    plan: Plan,
+    optimizer: Any = None,
+    *,
+    rank: Optional[int] = None,
+    overwrite: bool = False,
+    append: bool = False,
+    sink: Optional[Sink] = None,
+    accumulates: bool = False,
+) -> Recorder:
+    """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    info = describe_run(model, plan, rank)
+    if sink is None:
+        sink = Hdf5Sink(str(path), info, overwrite=overwrite, append=append)
+    return Recorder(model, Tape(sink, plan, info.rank), info, as_optimizers(optimizer), accumulates)
+
+
+class Recorder(BackwardListener):
+    """A running session. ``notes``: what was not recorded so far, and why.
+
+    Where ``step()`` is not used, each outermost forward of the model is a step; with ``accumulates`` all forwards up to
+    an optimizer's step are micro-batches of one (a loop that has a backward pass but no known optimizer yet counts as
+    accumulating).
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tape: Tape,
+        info: RunInfo,
+        optimizers: Sequence[Any],
+        accumulates: bool = False,
+    ) -> None:
+        self._accumulates = accumulates
+        self._model, self._tape, self._info = model, tape, info
+        self._ledger = Ledger(tape)
+        self._calls = CallRecorder(tape, self._ledger)
+        self._parameters = ParameterRecorder(tape, model)
+        self._given_optimizers, self._optimizers = list(optimizers), list[OptimizerRecorder]()
+        self._unwrapped: list[OptimizerRecorder] = []
+        self._series = Series()
+        self._hooks = Hooks(self._enter, self._leave, tape.note)
+        self._cleanup = contextlib.ExitStack()
+        self._open = self._explicit = self._step_open = False
+        self._num_passes = self._num_steps = 0
+        self._gradients_waiting = self._passed_backward = self._stepped = False
+        self._outermost_scopes: set[str] = set()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was not recorded so far, and why."""
+        return tuple(self._tape.notes)
+
+    def __enter__(self) -> Recorder:
+        self._open = True
+        self._cleanup.enter_context(listening(self))
+        self._cleanup.callback(self._hooks.detach)
+        self._hooks.attach(self._model)
+        for optimizer in self._given_optimizers:
+            self._wrap(self.watch_optimizer(optimizer))
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        try:
+            self._close()
+        except PrecisionAlignError as problem:
+            if error is None:
+                raise
+            warnings.warn(f"the dump could not be closed properly: {problem}", RuntimeWarning, stacklevel=2)
+
+    def _close(self) -> None:
+        try:
+            self._calls.abandon()
+            self._end_step()
+        finally:
+            self._open = self._tape.clock.recording = False
+            self._ledger.close_step()
+            self._cleanup.close()
+            self._note_unseen()
+            self._tape.sink.close(replace(self._info, notes=tuple(self._tape.notes)))
+
+    def _note_unseen(self) -> None:
+        if not self._tape.num_calls:
+            self._tape.note(NOTHING_CALLED)
+            return
+        silent = self._hooks.uncalled(self._calls.called)
+        if silent and has_compiled():
+            self._tape.note(
+                f"{len(silent)} modules were never seen called ({', '.join(map(repr, silent[:3]))}, ...): "
+                "they were not used, or run compiled (torch.compile), where hooks do not run"
+            )
+
+    @contextlib.contextmanager
+    def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
+        """One training step; ``number`` is the framework's global step, by default one more than the last."""
+        self._end_step()
+        self._begin_step(self._tape.clock.step + 1 if number is None else int(number))
+        self._explicit = True
+        try:
+            yield self
+        finally:
+            self._explicit = False
+            self._end_step()
+
+    def log(self, **values: Any) -> None:
+        """Points of scalar series at this step, for example ``log(loss=loss)``: numbers or one-element tensors."""
+        for name, value in values.items():
+            self._series.add(name, self._tape.clock.batch, _number(name, value), given=True)
+
+    def save(self, name: str, tensor: torch.Tensor) -> None:
+        """Record a tensor of your own under a name; the same name again in a step counts as its next call."""
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                f"save({name!r}, ...) records a tensor, not a {type(tensor).__name__}; see log() for numbers"
+            )
+        if self._tape.clock.recording:
+            clock = self._tape.clock
+            place = Place(clock.step, clock.batch, "", self._series.count(f"save:{name}"))
+            self._tape.record(place, Source.POINT, Phase.FORWARD, Role.OUTPUT, name, tensor)
+
+    def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
+        """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
+        recorder = OptimizerRecorder(self._tape, self._model, optimizer, len(self._optimizers))
+        self._optimizers.append(recorder)
+        described = {"class": recorder.kind, "groups": recorder.describe_groups()}
+        self._info = replace(self._info, optimizer={**self._info.optimizer, recorder.scope: described})
+        return recorder
+
+    # What the steps consist of
+
+    def _begin_step(self, number: int) -> None:
+        clock = self._tape.clock
+        clock.step, clock.micro, clock.identities = number, -1, itertools.count()
+        clock.recording = self._open and self._tape.plan.wants_step(number)
+        self._step_open, self._passed_backward, self._gradients_waiting, self._stepped = True, False, False, False
+        self._num_passes = 0
+        self._num_steps += 1
+        self._outermost_scopes.clear()
+        if not clock.recording:
+            return
+        self._hooks.attach(self._model)
+        self._calls.start_step()
+        for recorder in self._optimizers:
+            recorder.start_step()
+        if "parameters" in self._tape.plan.sources:
+            self._guarded("parameters", self._parameters.record_start)
+
+    def _end_step(self) -> None:
+        if not self._step_open:
+            return
+        self._step_open = False
+        self._ledger.close_step()
+        if self._gradients_waiting:
+            self._record_totals()
+        if self._passed_backward and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            for recorder in self._unwrapped:
+                self._guarded("an optimizer step", recorder.record_late)
+        clock = self._tape.clock
+        for micro, name, value in self._series.finish():
+            self._tape.point(Point(clock.step, micro, name, value))
+        clock.recording = False
+        self._tape.end_step(clock.step)
+
+    def _enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+        clock = self._tape.clock
+        if (
+            not self._open
+            or not (clock.recording or self._may_begin(scope))
+            or torch._C._get_tracing_state() is not None
+        ):
+            return
+        try:
+            if self._calls.is_outermost(scope):
+                self._begin_forward(scope)
+            if clock.recording:
+                self._calls.enter(module, scope, args, kwargs)
+        except Exception as error:
+            self._tape.excuse(f"the call of {scope!r}", error)
+
+    def _leave(self, module: torch.nn.Module, scope: str, output: Any) -> None:
+        if not self._open or not self._tape.clock.recording:
+            return
+        try:
+            self._calls.leave(module, output)
+        except Exception as error:
+            self._tape.excuse(f"the outputs of {scope!r}", error)
+
+    def _may_begin(self, scope: str) -> bool:
+        return scope == "" or (not self._explicit and (not self._step_open or self._passed_backward))
+
+    def _begin_forward(self, scope: str) -> None:
+        """An outermost forward: the next micro-batch, or without ``step()`` the next step."""
+        clock = self._tape.clock
+        if not self._explicit and (not self._step_open or self._starts_anew(scope)):
+            self._end_step()
+            self._begin_step(clock.step + 1)
+        self._outermost_scopes.add(scope)
+        if scope == "":
+            clock.micro += 1
+            self._num_passes = 0
+
+    def _starts_anew(self, scope: str) -> bool:
+        if self._accumulates:
+            return self._stepped or not (self._optimizers or self._passed_backward)
+        return scope == "" or self._passed_backward or scope in self._outermost_scopes
+
+    # Backward passes and optimizer steps
+
+    def before_backward(self, roots: Sequence[torch.Tensor]) -> None:
+        """Keep the losses; their values are read at the step's end, so that no device has to wait here."""
+        for root in roots:
+            self._guarded("the loss", lambda root=root: self._take_loss(root))
+
+    def _take_loss(self, root: torch.Tensor) -> None:
+        if root.numel() != 1 or root.is_complex() or not self._step_open:
+            return
+        with untouched():
+            self._series.add("loss", self._tape.clock.batch, root.detach().clone(), given=False)
+        if self._tape.clock.recording:
+            clock = self._tape.clock
+            place = Place(clock.step, clock.batch, "", 0)
+            ordinal = self._series.count(f"loss:{clock.batch}")
+            self._tape.record(place, Source.POINT, Phase.FORWARD, Role.LOSS, "loss", root, ordinal=ordinal)
+
+    def after_backward(self) -> None:
+        """Without an optimizer to wait for, the totals are recorded now: who knows when they are cleared."""
+        self._passed_backward = True
+        if self._tape.clock.recording and "gradients" in self._tape.plan.sources:
+            self._gradients_waiting = True
+            if not self._optimizers:
+                self._record_totals()
+
+    def _record_totals(self) -> None:
+        self._gradients_waiting = False
+        ordinal, self._num_passes = self._num_passes, self._num_passes + 1
+        if self._tape.clock.recording:
+            self._guarded("gradient totals", lambda: self._parameters.record_totals(ordinal))
+
+    def _wrap(self, recorder: OptimizerRecorder) -> None:
+        wrapper = StepWrapper(
+            recorder.optimizer,
+            lambda: self.before_step(recorder),
+            lambda error: self.after_step(recorder, error),
+        )
+        if wrapper.install():
+            self._cleanup.callback(wrapper.remove)
+        else:
+            self._unwrapped.append(recorder)
+            self._tape.note(f"{recorder.scope} takes no attributes: its update was taken at the end of recorder.step()")
+
+    def before_step(self, recorder: OptimizerRecorder) -> None:
+        """A watched optimizer is about to step."""
+        self._passed_backward = True
+        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            self._guarded("an optimizer step", recorder.before)
+
+    def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
+        """It has stepped, or raised ``error``."""
+        self._stepped = True
+        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            self._guarded("an optimizer step", lambda: recorder.after(error))
+            self._gradients_waiting = False
+
+    def _guarded(self, what: str, action: Any) -> None:
+        """Run our own work inside the user's: an error of ours becomes a note."""
+        try:
+            action()
+        except Exception as error:
+            self._tape.excuse(what, error)
+
+
+def _number(name: str, value: Any) -> Union[float, torch.Tensor]:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        with untouched():
+            return value.detach().clone()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"log({name}=...) takes a number or a one-element tensor, not {type(value).__name__}"
+        ) from None

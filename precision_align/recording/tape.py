@@ -1,0 +1,170 @@
+"""The one place where records leave the session: numbering, staging, notes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+
+from precision_align.core.keys import Key
+from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.recording.plan import Plan
+from precision_align.recording.staging import Staged, Stager
+from precision_align.storage.base import Draft, Sink
+
+
+@dataclass(frozen=True)
+class Place:
+    """The call a record belongs to."""
+
+    step: int
+    micro: int
+    scope: str
+    call: int
+    pass_: Pass = Pass.FIRST
+
+
+@dataclass
+class Clock:
+    """Where the run is: ``step`` and ``micro`` from 0, -1 before the first; ``recording``: this step is wanted."""
+
+    step: int = -1
+    micro: int = -1
+    recording: bool = False
+    identities: itertools.count[int] = field(default_factory=itertools.count)
+
+    def next_identity(self) -> int:
+        """A number for one call, unique in the step, in order of entry."""
+        return next(self.identities)
+
+    @property
+    def batch(self) -> int:
+        """The micro-batch that records of now belong to."""
+        return max(self.micro, 0)
+
+
+@dataclass
+class Tape:
+    """Hands drafts, calls and points to the sink, in the order of one session-wide counter.
+
+    Methods may be called from any thread (autograd runs hooks on its device threads).
+    """
+
+    sink: Sink
+    plan: Plan
+    rank: int
+    clock: Clock = field(default_factory=Clock)
+    notes: list[str] = field(default_factory=list)
+    num_records: int = 0
+    num_calls: int = 0
+    _stager: Stager = field(default_factory=Stager)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    def tick(self) -> int:
+        """The next sequence number."""
+        return next(self._counter)
+
+    def note(self, text: str) -> None:
+        """Remember, once, something that was not recorded."""
+        with self._lock:
+            if text not in self.notes:
+                self.notes.append(text)
+                self.sink.note(text)
+
+    def stage(self, tensor: torch.Tensor) -> Staged:
+        """A copy of the tensor, possibly one that was made before."""
+        with self._lock:
+            return self._stager.stage(tensor)
+
+    def record(
+        self,
+        place: Place,
+        source: Source,
+        phase: Phase,
+        role: Role,
+        path: str,
+        tensor: torch.Tensor,
+        *,
+        ordinal: int = 0,
+        extra: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Copy a tensor and hand it to the sink."""
+        self.hand_over(place, source, phase, role, path, self.stage(tensor), ordinal=ordinal, extra=extra)
+
+    def hand_over(
+        self,
+        place: Place,
+        source: Source,
+        phase: Phase,
+        role: Role,
+        path: str,
+        staged: Staged,
+        *,
+        ordinal: int = 0,
+        extra: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Hand a tensor that was copied before to the sink; the parts of a sparse one follow as path#part."""
+        key = Key(
+            place.step,
+            place.micro,
+            self.rank,
+            source,
+            place.scope,
+            place.call,
+            place.pass_,
+            "",
+            ordinal,
+            phase,
+            role,
+            path,
+        )
+        merged = {**staged.extra, **(extra or {})}
+        if staged.parts:
+            merged["parts"] = [name for name, _ in staged.parts]
+        record = TensorRecord(
+            key=key,
+            dtype=staged.dtype,
+            shape=staged.shape,
+            stride=staged.stride,
+            layout=staged.layout,
+            device=staged.device,
+            requires_grad=staged.requires_grad,
+            order=self.tick(),
+            tier=self.plan.tier(place.scope),
+            nbytes=staged.nbytes,
+            reason=staged.reason,
+            extra=merged,
+        )
+        with self._lock:
+            self.num_records += 1
+            self.sink.put(Draft(record, staged.words))
+        for name, part in staged.parts:
+            self.hand_over(place, source, phase, role, f"{path}#{name}", part, ordinal=ordinal, extra=extra)
+
+    def call(self, call: Call) -> None:
+        """Hand a finished call to the sink."""
+        with self._lock:
+            self.num_calls += 1
+            self.sink.put_call(call)
+
+    def point(self, point: Point) -> None:
+        """Hand one value of a series to the sink."""
+        with self._lock:
+            self.sink.put_point(point)
+
+    def end_step(self, step: int) -> None:
+        """Forget copies and make the step durable."""
+        with self._lock:
+            self._stager.forget()
+            self.sink.end_step(step)
+
+    def excuse(self, where: str, error: BaseException) -> None:
+        """An error of our own inside the user's run: training goes on, the dump says what is missing."""
+        first_line = (str(error).splitlines() or [""])[0]
+        self.note(f"{where}: not recorded, {type(error).__name__}: {first_line}")

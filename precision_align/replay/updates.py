@@ -1,0 +1,121 @@
+"""Optimizer steps of torch.optim executed again, in float64 and natively, from what the candidate's step began with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+
+from precision_align.core.dtypes import dtype_of
+from precision_align.core.records import TensorRecord
+from precision_align.numerics.judgement import Judgement, judge
+from precision_align.replay.lifting import lift
+from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.scales import DRAWS, estimate_scale, perturb
+from precision_align.replay.values import load_tensor, to_array
+from precision_align.storage.base import Dump
+
+Owner = tuple[str, str]  # aligned scope, local name
+Change = Optional[Callable[[torch.Tensor], torch.Tensor]]
+
+# Which kernel runs is not what the step computes; the replay takes the plain one.
+_PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share hyperparameters."""
+
+    hyperparameters: Mapping[str, Any]
+    members: tuple[Owner, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One recorded step: tensors before it by owner, state by owner and the optimizer's own name, and after it.
+
+    ``kind``: full class name; ``scalars``: state that is no tensor.
+    """
+
+    kind: str
+    groups: tuple[Group, ...]
+    parameters: Mapping[Owner, TensorRecord]
+    gradients: Mapping[Owner, TensorRecord]
+    state: Mapping[Owner, Mapping[str, TensorRecord]]
+    scalars: Mapping[Owner, Mapping[str, Any]]
+    after: Mapping[Owner, TensorRecord]
+
+
+def judge_update(dump: Dump, update: Update) -> dict[Owner, Judgement]:
+    """Judge each parameter after the step. Raises NotReplayable where the optimizer is not one of torch.optim."""
+    kind = find_optimizer(update.kind)
+    native = _run(dump, update, kind, golden=False)
+    golden = _run(dump, update, kind, golden=True)
+    draws = [
+        _run(dump, update, kind, golden=True, change=perturb(torch.Generator().manual_seed(seed)))
+        for seed in range(DRAWS)
+    ]
+    found = {}
+    for owner, record in update.after.items():
+        if owner not in golden:
+            continue
+        wide = to_array(golden[owner])
+        scale = estimate_scale(wide, [to_array(draw[owner]) for draw in draws], record.dtype)
+        actual = to_array(load_tensor(dump, record))
+        found[owner] = judge(actual, wide, to_array(native[owner]), scale, dtype_of(record.dtype))
+    return found
+
+
+def find_optimizer(kind: str) -> type[torch.optim.Optimizer]:
+    """A class of torch.optim by its full name. Raises NotReplayable."""
+    found = getattr(torch.optim, kind.rpartition(".")[2], None)
+    if not kind.startswith("torch.optim.") or found is None or found is torch.optim.LBFGS:
+        raise NotReplayable(f"{kind} is not an optimizer of torch.optim that can be replayed")
+    result: type[torch.optim.Optimizer] = found
+    return result
+
+
+def _run(
+    dump: Dump, update: Update, kind: type[torch.optim.Optimizer], *, golden: bool, change: Change = None
+) -> dict[Owner, torch.Tensor]:
+    def load(record: TensorRecord) -> torch.Tensor:
+        tensor = load_tensor(dump, record)
+        tensor = lift(tensor) if golden else tensor
+        return change(tensor) if change is not None and tensor.is_floating_point() and tensor.dim() else tensor
+
+    owners: dict[Owner, nn.Parameter] = {}
+    groups = []
+    for group in update.groups:
+        members = [owner for owner in group.members if owner in update.parameters and owner in update.gradients]
+        for owner in members:
+            parameter = nn.Parameter(load(update.parameters[owner]))
+            parameter.grad = load(update.gradients[owner])
+            owners[owner] = parameter
+        if members:
+            groups.append({"params": [owners[owner] for owner in members], **group.hyperparameters, **_PLAIN})
+    if not groups:
+        raise NotReplayable("no parameter of this step was recorded with its gradient")
+    optimizer = _construct(kind, groups)
+    for owner, parameter in owners.items():
+        state: dict[str, Any] = {name: load(record) for name, record in update.state.get(owner, {}).items()}
+        state.update(update.scalars.get(owner, {}))
+        if state:
+            optimizer.state[parameter] = state
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise NotReplayable(f"replay of the step raised {type(error).__name__}: {error}") from error
+    return {owner: parameter.detach() for owner, parameter in owners.items()}
+
+
+def _construct(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    names = inspect.signature(kind).parameters
+    arguments = {name: value for name, value in groups[0].items() if name in names and name != "params"}
+    try:
+        return kind(groups, **arguments)
+    except Exception as error:
+        raise NotReplayable(f"{kind.__name__} cannot be built from its hyperparameters: {error}") from error

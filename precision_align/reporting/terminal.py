@@ -1,0 +1,256 @@
+"""The first screen: verdict, place, evidence, next command, in 80 columns by 24 lines."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from precision_align.core.results import Curve, Divergence, Findings
+from precision_align.core.terms import Verdict
+from precision_align.reporting.languages import say, translate
+from precision_align.reporting.wording import (
+    describe_mapping,
+    format_number,
+    format_share,
+    measure_excess,
+    name_scope,
+    order_metrics,
+    phrase_excess,
+    phrase_verdict,
+    quote,
+    suggest_command,
+)
+
+_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_TONES = {Verdict.ALIGNED: "green", Verdict.DIVERGED: "red", Verdict.NOT_COMPARABLE: "yellow"}
+_GUTTER = 13  # widest heading, and two spaces on either side
+_ASCII = {
+    "█": "#",
+    "│": "|",
+    "→": "->",
+    "×": "x",
+    "·": "-",
+    "…": "...",
+    "≤": "<=",
+    "–": "-",
+    "—": "-",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+}
+
+
+def render(
+    report: Findings,
+    width: int = 80,
+    color: bool = False,
+    *,
+    language: str = "en",
+    encoding: str = "utf-8",
+) -> str:
+    """The report's first screen.
+
+    ``width`` in columns (at least 40 are used); ``encoding``: what the terminal can show. Chinese falls back to English
+    where it cannot be encoded, and every other character to ASCII or an escape. No line ends in blanks.
+    """
+    if language != "en" and not _can_encode(say(language, "verdict.aligned"), encoding):
+        language = "en"
+    screen = _Screen(max(width, 40), color, language)
+    lines = [*_render_head(screen, report), *_render_body(screen, report), *_render_next(screen, report)]
+    return to_encodable("\n".join(line.rstrip() for line in lines) + "\n", encoding)
+
+
+def to_encodable(text: str, encoding: str) -> str:
+    """The same text in characters that ``encoding`` has."""
+    if _can_encode(text, encoding):
+        return text
+    for character, plain in _ASCII.items():
+        if not _can_encode(character, encoding):
+            text = text.replace(character, plain)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _can_encode(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def measure_width(text: str) -> int:
+    """Columns that a text takes: East Asian wide characters two, combining ones none."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Break a text into lines of at most ``width`` columns, at blanks where it has some, else anywhere."""
+    if measure_width(text) == len(text):
+        return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    lines, line, used = [], "", 0
+    for word in _split_wide(text):
+        size = measure_width(word)
+        if used + size > width and line:
+            lines.append(line.rstrip())
+            line, used = "", 0
+            word = word.lstrip()
+            size = measure_width(word)
+        while size > width:
+            head = next(word[:end] for end in range(len(word), 0, -1) if measure_width(word[:end]) <= max(width, 2))
+            lines.append(head)
+            word = word[len(head) :]
+            size = measure_width(word)
+        line, used = line + word, used + size
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def _split_wide(text: str) -> Iterator[str]:
+    """Words with the blanks before them; a wide character is a word of its own."""
+    word = ""
+    for character in text:
+        wide = measure_width(character) == 2
+        if wide or (character == " " and word.strip()):
+            if word:
+                yield word
+            word = character
+            if wide:
+                yield word
+                word = ""
+        else:
+            word += character
+    if word:
+        yield word
+
+
+class _Screen:
+    """Lays out labelled paragraphs."""
+
+    def __init__(self, width: int, color: bool, language: str) -> None:
+        self.width, self.color, self.language = width, color, language
+
+    def paint(self, text: str, *tones: str) -> str:
+        if not self.color or not text:
+            return text
+        return f"\x1b[{';'.join(_SGR[tone] for tone in tones)}m{text}\x1b[0m"
+
+    def say(self, key: str, **values: object) -> str:
+        return say(self.language, key, **values)
+
+    def field(self, key: str, text: str, *tones: str, lines: int = 2) -> list[str]:
+        """One labelled paragraph, cut after ``lines`` lines."""
+        label = self.say(key) if key else ""
+        pad = " " * max(_GUTTER - 2 - measure_width(label), 1)
+        folded = cut(fold(text, self.width - _GUTTER), lines, self.width - _GUTTER)
+        head = f"  {self.paint(label, 'dim')}{pad}{self.paint(folded[0], *tones) if tones else folded[0]}"
+        return [head, *(" " * _GUTTER + (self.paint(line, *tones) if tones else line) for line in folded[1:])]
+
+
+def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
+    """The first ``count`` lines; an ellipsis says that there was more."""
+    if len(lines) <= count:
+        return list(lines)
+    last = lines[count - 1]
+    while measure_width(last) > width - 2:
+        last = last[:-1]
+    return [*lines[: count - 1], f"{last.rstrip()} …"]
+
+
+def _render_head(screen: _Screen, report: Findings) -> list[str]:
+    verdict = Verdict(report.verdict)
+    word = screen.say(f"verdict.{verdict}").upper()
+    first, *rest = fold(f"{word}  {phrase_verdict(report, screen.language)}", screen.width)
+    first = screen.paint(word, "bold", _TONES[verdict]) + screen.paint(first[len(word) :], "bold")
+    return [first, *(screen.paint(line, "bold") for line in rest), ""]
+
+
+def _render_body(screen: _Screen, report: Findings) -> list[str]:
+    lines: list[str] = []
+    if report.first is not None:
+        lines += _render_divergence(screen, report.first)
+        lines += _render_others(screen, report)
+    for curve in list(report.curves)[:1]:
+        lines += screen.field("loss", _phrase_curve(screen, curve), lines=1)
+    lines += screen.field("coverage", _phrase_coverage(screen, report))
+    if report.notes:
+        more = f"[1/{len(report.notes)}] " if len(report.notes) > 1 else ""
+        lines += screen.field("notes", more + quote(report.notes[0]))
+    return lines
+
+
+def _render_divergence(screen: _Screen, found: Divergence) -> list[str]:
+    place = [name_scope(found.scope, screen.language), screen.say(f"phase.short.{found.phase}")]
+    place += [screen.say(f"at.{name}", number=getattr(found, name)) for name in ("step", "call")]
+    place += [screen.say("at.rank", number=found.rank)] if found.rank else []
+    lines = screen.field("where", " · ".join(place), "bold")
+    code = "  ".join(quote(part) for part in (found.op, found.source) if part)
+    if measure_width(code) + _GUTTER <= screen.width:
+        lines += screen.field("operator", code) if code else []
+    else:
+        lines += screen.field("operator", quote(found.op), lines=1) if found.op else []
+        lines += screen.field("source", quote(found.source), lines=1) if found.source else []
+    lines += _render_measured(screen, found)
+    if found.evidence:
+        lines += screen.field("evidence", quote(found.evidence))
+    for number, guess in enumerate(list(found.explanations)[:2], start=1):
+        text = f"{screen.say('leaves', share=format_share(guess.residual))} {quote(guess.text or guess.name)}"
+        lines += screen.field("explanations" if number == 1 else "", text, lines=3 - number)
+    return lines + _render_mapping(screen, found)
+
+
+def _render_measured(screen: _Screen, found: Divergence) -> list[str]:
+    shown = [(name, value) for name, value in order_metrics(found.metrics, found.limit) if name != "worst_index"]
+    if not shown:
+        return []
+    name, value = shown[0]
+    text = f"{translate(screen.language, f'metric.{name}', quote(name))}: {format_number(value)}"
+    excess = measure_excess(found.metrics, found.limit)
+    if excess is not None and found.limit is not None:
+        text += f", {screen.say('limit')} {format_number(found.limit.value)}"
+        text += f" ({phrase_excess(found.metrics, found.limit, screen.language)})"
+    lines = screen.field("measured", text, "red" if excess is not None and excess > 1 else "bold")
+    rest = "  ".join(f"{quote(name)} {format_number(value)}" for name, value in shown[1:6])
+    return lines + (screen.field("", rest, lines=1) if rest else [])
+
+
+def _render_mapping(screen: _Screen, found: Divergence) -> list[str]:
+    if found.mapping is None:
+        return screen.field("mapping", screen.say("no_row"), "dim", lines=1) if found.op else []
+    row = describe_mapping(found.mapping)
+    lines = screen.field("mapping", quote(row.title), lines=2)
+    if row.pitfalls:
+        lines += screen.field("pitfalls", quote(row.pitfalls[0]))
+    if row.cases:
+        shown = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
+        lines += screen.field("cases", shown, lines=1)
+    return lines
+
+
+def _render_others(screen: _Screen, report: Findings) -> list[str]:
+    others = [found for found in report.frontier if found != report.first]
+    if not others:
+        return []
+    places = ", ".join(name_scope(found.scope, screen.language) for found in others[:3])
+    return screen.field("others", screen.say("others.text", count=len(others), places=places))
+
+
+def _phrase_curve(screen: _Screen, curve: Curve) -> str:
+    if curve.onset is None:
+        return screen.say("together", name=quote(curve.name))
+    return screen.say("parts", name=quote(curve.name), step=curve.onset)
+
+
+def _phrase_coverage(screen: _Screen, report: Findings) -> str:
+    parts = []
+    for phase, seen in report.coverage.items():
+        counts = "" if seen.judged == seen.recorded else f" ({seen.judged}/{seen.recorded})"
+        parts.append(f"{screen.say(f'phase.short.{phase}')} {format_share(seen.share)}{counts}")
+    return " · ".join(parts) or screen.say("nothing_recorded")
+
+
+def _render_next(screen: _Screen, report: Findings) -> list[str]:
+    command = suggest_command(report)
+    return ["", f"{screen.say('next')} {screen.paint(command, 'bold')}"] if command else []

@@ -1,0 +1,327 @@
+"""What every form of report says the same way: sentences, numbers, places, mapping rows, the next command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precision_align.core.results import Coverage, Divergence, Findings, Limit, RecordResult
+from precision_align.core.terms import Kind, Status, Verdict
+from precision_align.reporting.languages import say
+
+# worst first: what a module is coloured by, and how rows sort
+SEVERITY = (
+    Status.FAIL,
+    Status.MISSING,
+    Status.MODE,
+    Status.RANDOM,
+    Status.WARN,
+    Status.INCONCLUSIVE,
+    Status.PROPAGATED,
+    Status.PASS,
+)
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def quote(text: object) -> str:
+    """Text from outside on one line, with control characters, bidi overrides and lone surrogates made visible."""
+    return "".join(character if _is_harmless(character) else _escape(character) for character in str(text))
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() and character not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def format_number(value: float) -> str:
+    """Three significant digits, whole numbers whole, non-finite ones by name."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    if float(value).is_integer() and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.3g}"
+
+
+def format_share(share: float) -> str:
+    """A share as percent, never rounded up to 100 nor down to 0."""
+    percent = share * 100
+    if math.isnan(percent):
+        return "? %"
+    if percent <= 0:
+        return "0 %"
+    if percent >= 100:
+        return f"{percent:.0f} %" if math.isfinite(percent) else "Inf %"
+    if percent < 0.1:
+        return "<0.1 %"
+    return f"{math.floor(percent * 10) / 10:g} %"
+
+
+def format_bytes(count: int) -> str:
+    """A size in binary units."""
+    size = float(count)
+    for unit in _BYTE_UNITS:
+        if size < 1024 or unit == _BYTE_UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit always returns")
+
+
+def name_scope(scope: str, language: str = "en") -> str:
+    """A module's path as shown; the root has a name of its own."""
+    return quote(scope) if scope else say(language, "root")
+
+
+def total_coverage(findings: Findings) -> Coverage:
+    """All phases together."""
+    parts = list(findings.coverage.values())
+    return Coverage(
+        sum(part.recorded for part in parts),
+        sum(part.judged for part in parts),
+        sum(part.recorded_bytes for part in parts),
+        sum(part.judged_bytes for part in parts),
+    )
+
+
+def count_statuses(records: Iterable[RecordResult]) -> dict[Status, int]:
+    """How many records of each status, worst first; absent ones left out."""
+    counts: dict[Status, int] = {}
+    for record in records:
+        counts[record.status] = counts.get(record.status, 0) + 1
+    return {status: counts[status] for status in SEVERITY if status in counts}
+
+
+def phrase_place(found: Divergence, language: str = "en", mark: Callable[[str], str] = str) -> str:
+    """ "in the inline code of encoder.layers.0": where, as a part of a sentence; ``mark`` sets off the module."""
+    return say(language, f"place.{found.site}", scope=mark(name_scope(found.scope, language)))
+
+
+def phrase_verdict(findings: Findings, language: str = "en", mark: Callable[[str], str] = str) -> str:
+    """The verdict in one sentence; ``mark`` sets off the module's name in it."""
+    total = total_coverage(findings)
+    counts = {"judged": total.judged, "recorded": total.recorded}
+    found = findings.first
+    if findings.verdict == Verdict.DIVERGED and found is not None:
+        kind = Kind(found.kind)
+        place, phase = phrase_place(found, language, mark), say(language, f"phase.{found.phase}")
+        return say(language, f"sentence.{kind}", place=place, phase=phase, step=found.step)
+    if findings.verdict == Verdict.ALIGNED:
+        warn = sum(record.status == Status.WARN for record in findings.records)
+        return say(language, "sentence.aligned.warn" if warn else "sentence.aligned", warn=warn, **counts)
+    return say(language, "sentence.not comparable", **counts)
+
+
+def measure_excess(metrics: Mapping[str, float], limit: Limit | None) -> float | None:
+    """What was measured over what is allowed, in the metric that the limit is for; None where that makes no sense."""
+    if limit is None or limit.metric not in metrics:
+        return None
+    value = abs(float(metrics[limit.metric]))
+    if limit.value == 0:
+        return math.inf if value > 0 else 0.0
+    return value / abs(float(limit.value))
+
+
+def phrase_excess(metrics: Mapping[str, float], limit: Limit | None, language: str = "en") -> str:
+    """ "38.2x the limit", or "" where nothing was measured against a limit."""
+    excess = measure_excess(metrics, limit)
+    if excess is None:
+        return ""
+    if limit is not None and limit.value == 0:
+        return say(language, "no_limit")
+    return say(language, "times", ratio=format_number(excess))
+
+
+def order_metrics(metrics: Mapping[str, float], limit: Limit | None) -> list[tuple[str, float]]:
+    """The metric that the limit is for first, raw ones last, the rest as they came."""
+
+    def rank(item: tuple[int, str]) -> tuple[bool, bool, int]:
+        index, name = item
+        return (limit is None or name != limit.metric, name.startswith("raw_"), index)
+
+    names = [name for _, name in sorted(enumerate(metrics), key=rank)]
+    return [(name, metrics[name]) for name in names]
+
+
+@dataclass(frozen=True)
+class CaseLine:
+    """One case of an operator: its name, its last result ("" if never run), and a remark."""
+
+    name: str
+    status: str = ""
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.status.lower() in ("fail", "failed", "error")
+
+
+@dataclass(frozen=True)
+class MappingLines:
+    """A mapping row as shown: a title, plain facts, pitfalls, cases with results (failing ones first)."""
+
+    identity: str
+    title: str
+    facts: Sequence[tuple[str, str]]
+    pitfalls: Sequence[str]
+    cases: Sequence[CaseLine]
+
+
+# the library's own field names first, then what other tables call them
+_IDENTITY = ("op", "operator", "name", "id")
+_SOURCES = ("symbols", "title", "source_symbol", "source", "function")
+_REPLACEMENTS = ("replacement", "candidate", "ascend_replacement")
+_PITFALLS = ("differences", "pitfalls", "boundaries")
+# how a row is found, not what a reader of a report needs
+_HIDDEN = ("modules", "calls", "inputs", "outputs", "cases", "results", "domain")
+
+
+def describe_mapping(mapping: Mapping[str, Any]) -> MappingLines:
+    """Read a row of the operator library, whatever fields it has."""
+    identity = _first_of(mapping, _IDENTITY)
+    source, target = _first_of(mapping, _SOURCES), _first_of(mapping, _REPLACEMENTS)
+    title = " → ".join(_inline(part) for part in (_as_list(source or identity)[:1], target) if part)
+    used = {*_HIDDEN, "op", *_PITFALLS, *_name_used(mapping, _SOURCES), *_name_used(mapping, _REPLACEMENTS)}
+    facts = [(name, _inline(value)) for name, value in mapping.items() if name not in used]
+    pitfalls = [_inline(item) for name in _PITFALLS for item in _as_list(mapping.get(name))]
+    return MappingLines(
+        _inline(identity) if identity else "",
+        title,
+        [(name, value) for name, value in facts if value],
+        [pitfall for pitfall in pitfalls if pitfall],
+        _collect_cases(_as_list(mapping.get("cases")), _as_list(mapping.get("results"))),
+    )
+
+
+def _collect_cases(cases: Sequence[Any], results: Sequence[Any]) -> list[CaseLine]:
+    """Every case once, with the worst of its results; failing ones first."""
+    found = {line.name: line for line in map(_read_case, cases)}
+    for line in map(_read_case, results):
+        known = found.get(line.name)
+        if known is None or not known.status or (line.failed and not known.failed):
+            found[line.name] = line
+    return sorted(found.values(), key=lambda line: not line.failed)
+
+
+def _name_used(mapping: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [name for name in names if mapping.get(name)][:1]
+
+
+def _first_of(mapping: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((mapping[name] for name in names if mapping.get(name)), None)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [
+            {"name": name, **(item if isinstance(item, Mapping) else {"status": item})} for name, item in value.items()
+        ]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        parts = [(name, _inline(item)) for name, item in value.items()]
+        return ", ".join(f"{name}: {text}" for name, text in parts if text)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(filter(None, map(_inline, value)))
+    return "" if value is None else str(value)
+
+
+def _read_case(case: Any) -> CaseLine:
+    if not isinstance(case, Mapping):
+        return CaseLine(_inline(case))
+    name = _inline(_first_of(case, ("name", "id", "case")) or case)
+    if case.get("op") and "/" not in name:
+        name = f"{case['op']}/{name}"  # the form that selects a case
+    status = _first_of(case, ("status", "verdict", "result")) or ""
+    return CaseLine(name, _inline(status), _inline(_first_of(case, ("note", "why", "reason", "pitfall")) or ""))
+
+
+def suggest_command(findings: Findings) -> str:
+    """The next command to type, or "" where there is nothing left to do."""
+    candidate = str(findings.candidate.get("path", "") or "CANDIDATE_DUMP")
+    reference = str(findings.reference.get("path", "") or "")
+    found = findings.first
+    if findings.verdict == Verdict.NOT_COMPARABLE:
+        return join_command("show", candidate)
+    if found is None:
+        return join_command("loss", reference, candidate) if reference and findings.curves else ""
+    if found.mapping is not None:
+        identity = describe_mapping(found.mapping).identity
+        if identity:
+            return join_command("case", "run", identity, *_device_options(findings))
+    return join_command("show", candidate, *([found.key] if found.key else []))
+
+
+def join_command(*parts: str) -> str:
+    """A command line of ours, quoted for a POSIX shell."""
+    return shlex.join(["precision-align", *(quote(part) for part in parts)])
+
+
+def _device_options(findings: Findings) -> list[str]:
+    name, _, detail = str(findings.candidate.get("device", "")).partition(" ")
+    kind = name.partition(":")[0]
+    if detail.startswith("simulated"):
+        profile = detail.split()[1:2]
+        kind = ":".join(["simulated", *profile])
+    return ["--device", kind] if kind else []
+
+
+def list_commands(findings: Findings) -> list[str]:
+    """Commands that lead to this report again, and on from it."""
+    reference, candidate = (str(side.get("path", "") or "") for side in (findings.reference, findings.candidate))
+    commands = []
+    if candidate:
+        sides = [side for side in (reference, candidate) if side]
+        commands.append(join_command("compare", *sides, "-o", "report.html"))
+        if findings.first is not None and findings.first.key:
+            commands.append(join_command("show", candidate, findings.first.key))
+    following = suggest_command(findings)
+    return commands + ([following] if following and following not in commands else [])
+
+
+# one entry a module or a parameter: thousands, and seldom what differs
+_LISTS = ("modules", "aliases", "parameters")
+
+
+def compare_runs(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(field, reference's value, candidate's value) of both run informations, in first-seen order.
+
+    Nested fields are dotted; of module and parameter lists only their sizes and what differs are told.
+    """
+    left, right = dict(_flatten_fields(reference)), dict(_flatten_fields(candidate))
+    rows = [(name, left.get(name, ""), right.get(name, "")) for name in [*left, *(n for n in right if n not in left)]]
+    for name in _LISTS:
+        rows += _compare_lists(name, reference.get(name), candidate.get(name))
+    return rows
+
+
+def _compare_lists(name: str, reference: Any, candidate: Any) -> list[tuple[str, str, str]]:
+    sides = [side if isinstance(side, Mapping) else {} for side in (reference, candidate)]
+    if not any(sides):
+        return []
+    left, right = sides
+    rows = [(f"{name}.{key}", _inline(left.get(key)), _inline(right.get(key))) for key in {**left, **right}]
+    counted = (name, *(str(len(side)) if side else "" for side in sides))
+    return [(counted[0], counted[1], counted[2]), *(row for row in rows if all(sides) and row[1] != row[2])]
+
+
+def _flatten_fields(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for name, item in value.items():
+        place = f"{prefix}{name}"
+        if not prefix and name in _LISTS:
+            continue
+        if isinstance(item, Mapping) and item:
+            yield from _flatten_fields(item, f"{place}.")
+        else:
+            yield place, _inline(item)

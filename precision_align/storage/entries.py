@@ -1,0 +1,132 @@
+"""From a draft to what is kept of it: hash, statistics, sketch and payload, as its tier asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from precision_align.core.dtypes import Array, Dtype, dtype_of
+from precision_align.core.records import Statistics, TensorRecord
+from precision_align.core.terms import Tier
+from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
+from precision_align.numerics.statistics import summarize
+from precision_align.storage.base import Draft
+from precision_align.storage.hashing import DIGEST_BYTES, digest_words
+
+SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished record and what goes with it: ``words`` (None: no payload) and ``sketch`` (None: not stored)."""
+
+    record: TensorRecord
+    words: Array | None
+    sketch: Array | None
+
+
+class Finisher:
+    """Turns drafts into entries; equal payloads are summarized once.
+
+    ``payloads``: False once the disk is full, to keep everything but payloads, with ``reason`` on each record.
+    """
+
+    def __init__(self) -> None:
+        self._summaries: dict[tuple[bytes, str], tuple[Statistics | None, Array | None]] = {}
+        self.payloads = True
+        self.reason = ""
+
+    def forget(self) -> None:
+        """Drop the memory of earlier tensors (at the end of a file)."""
+        self._summaries.clear()
+
+    def finish(self, draft: Draft) -> Entry:
+        """Compute what the record's tier asks for.
+
+        The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
+        whose sketch was asked for); FINGERPRINT with an empty digest where the words could not be used, with a reason.
+        """
+        record = draft.record
+        words, trouble = check_words(draft)
+        if words is None:
+            record = replace(record, tier=Tier.FINGERPRINT, digest=b"", reason=record.reason or trouble)
+            return Entry(record, None, None)
+        dtype = dtype_of(record.dtype)
+        digest = record.digest if len(record.digest) == DIGEST_BYTES else digest_words(words)
+        tier, reason = self._decide(record, words)
+        statistics, table = self._summarize(digest, words, dtype, tier)
+        record = replace(
+            record,
+            tier=tier,
+            digest=digest,
+            statistics=record.statistics or statistics,
+            nbytes=words.size * words.itemsize,
+            reason=record.reason or reason,
+        )
+        return Entry(record, words if tier is Tier.FULL else None, table)
+
+    def _decide(self, record: TensorRecord, words: Array) -> tuple[Tier, str]:
+        wanted, reason = Tier(record.tier), ""
+        if wanted is Tier.SAMPLE:
+            wanted, reason = Tier.SKETCH, SAMPLE_REASON
+        if wanted is Tier.SKETCH and words.size * words.itemsize < WHOLE_BELOW_BYTES:
+            wanted, reason = Tier.FULL, ""
+        if wanted is Tier.FULL and not self.payloads:
+            return Tier.SKETCH, self.reason
+        return wanted, reason
+
+    def _summarize(
+        self, digest: bytes, words: Array, dtype: Dtype, tier: Tier
+    ) -> tuple[Statistics | None, Array | None]:
+        if tier is Tier.FINGERPRINT:
+            return None, None
+        known = self._summaries.get((digest, dtype.name), (None, None))
+        statistics = known[0] or summarize(words, dtype)
+        # Of a full payload the reader computes the sketch when it is asked for.
+        table = known[1] if known[1] is not None or tier is not Tier.SKETCH else sketch(words, dtype)
+        self._summaries[digest, dtype.name] = (statistics, table)
+        return statistics, table if tier is Tier.SKETCH else None
+
+
+def check_words(draft: Draft) -> tuple[Array | None, str]:
+    """The draft's words in their proper word type, or None and the reason why they cannot be kept."""
+    record, words = draft.record, draft.words
+    if words is None:
+        return None, "no values were handed over"
+    dtype = find_dtype(record.dtype)
+    if dtype is None:
+        return None, f"dtype {record.dtype} has no raw-word form in this version"
+    word = np.dtype(dtype.word)
+    if words.dtype != word:
+        if words.dtype.itemsize != word.itemsize:
+            return None, f"words of type {words.dtype} were handed over for dtype {record.dtype}"
+        words = np.ascontiguousarray(words).reshape(words.shape).view(word)
+    if words.shape != tuple(record.shape):
+        return None, f"words of shape {words.shape} were handed over for shape {tuple(record.shape)}"
+    return words, ""
+
+
+def find_dtype(name: str) -> Dtype | None:
+    """The table row of a torch dtype name, or None for a type that has no raw-word form here."""
+    try:
+        return dtype_of(name)
+    except KeyError:
+        return None
+
+
+def narrow_words(words: Array, stride: tuple[int, ...], digest: bytes) -> tuple[Array, int]:
+    """What has to be stored of a tensor with expanded dimensions, and the bit mask of those dimensions.
+
+    A dimension counts where its recorded stride is 0 and its size above 1. The mask is 0 (all is stored) where the
+    values do not really repeat, or beyond 8 dimensions.
+    """
+    mask = 0
+    if len(stride) == words.ndim <= 8:
+        mask = sum(1 << axis for axis, step in enumerate(stride) if step == 0 and words.shape[axis] > 1)
+    if not mask or not words.size:
+        return words, 0
+    narrow = words[tuple(slice(0, 1) if mask >> axis & 1 else slice(None) for axis in range(words.ndim))]
+    if digest_words(np.broadcast_to(narrow, words.shape)) != digest:
+        return words, 0
+    return narrow, mask

@@ -1,0 +1,211 @@
+"""One finished file of a dump, read: its tables at once and verified, payloads and sketches when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import h5py
+import numpy as np
+
+from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
+from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.storage import layout
+from precision_align.storage.hashing import digest_bytes, digest_words
+from precision_align.storage.runs import require_known_schema
+from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
+from precision_align.storage.texts import TextReader, decode_keys
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# What h5py raises on a file whose metadata makes no sense.
+_BROKEN = (
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+
+
+class Handles:
+    """Open HDF5 files, the least recently used closed beyond ``limit``. One instance serves one dump."""
+
+    def __init__(self, limit: int = 8) -> None:
+        self._limit = limit
+        self._files: OrderedDict[Path, Any] = OrderedDict()
+        self._lock = RLock()
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[Any]:
+        """The open file, valid inside the block. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = open_file(path)
+                while len(self._files) > self._limit:
+                    self._files.popitem(last=False)[1].close()
+            self._files.move_to_end(path)
+            yield self._files[path]
+
+    def close(self) -> None:
+        """Close all of them; the next use opens again."""
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()
+
+
+def open_file(path: Path) -> Any:
+    """An h5py file, read-only. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError.
+
+    Where the file system refuses locks (NFS, Lustre, read-only mounts) it is opened without: finished files of a dump
+    never change.
+    """
+    _check_signature(path)
+    try:
+        try:
+            return h5py.File(path, "r")
+        except OSError as error:
+            if "lock" not in str(error).lower():
+                raise
+            return h5py.File(path, "r", locking=False)
+    except _BROKEN as error:
+        raise DumpDamaged(f"{path} is truncated or damaged: {_first_line(error)}; record it again") from error
+
+
+def _check_signature(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_SIGNATURE))
+    except FileNotFoundError as error:
+        raise DumpNotFound(f"there is no dump at {path}") from error
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror}") from error
+    if head != _SIGNATURE:
+        if layout.PART_FILE.fullmatch(path.name):
+            raise DumpDamaged(f"{path} has lost its first bytes; record it again")
+        raise DumpForeign(f"{path} is not a dump: it is not an HDF5 file; name the folder that `capture` wrote")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+class PartFile:
+    """A finished file. ``sequence`` counts the files of one rank from 0; ``keys`` are in the order of ``index``.
+
+    Raises DumpForeign where it was not written by this package, SchemaTooNew, and DumpDamaged where a table does not
+    fit its hash or the file is not complete.
+    """
+
+    def __init__(self, path: Path, handles: Handles | None = None) -> None:
+        self.path = path
+        self._handles = handles or Handles(1)
+        self._sketches: Array | None = None
+        try:
+            with self._reading() as file:
+                self._read(file)
+        finally:
+            if handles is None:
+                self._handles.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        with self._handles.open(self.path) as file, self._translating():
+            yield file
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except DumpError:
+            raise
+        except _BROKEN as error:
+            raise DumpDamaged(f"{self.path} is damaged: {_first_line(error)}; record it again") from error
+
+    def _read(self, file: Any) -> None:
+        if str(file.attrs.get("format", "")) != layout.FORMAT:
+            raise DumpForeign(f"{self.path} is an HDF5 file, but not a dump of this package")
+        require_known_schema(self.path, file.attrs.get("schema_version"))
+        if not file.attrs.get("complete", False):
+            raise DumpDamaged(f"{self.path} is not complete: its writer was stopped; record it again")
+        self._digests = json.loads(file.attrs["digests"])
+        self.sequence = int(file.attrs["sequence"])
+        self.texts = TextReader(self._read_table(file, "strings").tobytes())
+        self.info = decode_info(self._read_table(file, "info").tobytes().decode("ascii"))
+        self.keys = decode_keys(self._read_table(file, "keys"))
+        self.index = self._read_table(file, "index")
+        self._calls = self._read_table(file, "calls")
+        self._series = self._read_table(file, "series")
+        if len(self.keys) != len(self.index):
+            raise DumpDamaged(f"{self.path} has {len(self.keys)} keys for {len(self.index)} tensors; record it again")
+
+    def _read_table(self, file: Any, name: str) -> Array:
+        table = np.asarray(file[name][...])
+        if digest_bytes(table.tobytes()) != self._digests[name]:
+            raise DumpDamaged(f"{self.path}: the table `{name}` was changed after it was written; record it again")
+        return table
+
+    def record(self, row: int) -> TensorRecord:
+        """The record of one index row. Raises DumpDamaged."""
+        with self._translating():
+            return read_record(self.index[row], self.keys[row], self.texts)
+
+    @property
+    def call_steps(self) -> Array:
+        """The steps of its calls, int64[n]."""
+        return np.asarray(self._calls["step"])
+
+    def calls(self) -> list[Call]:
+        """All calls in it, in the order they were put. Raises DumpDamaged."""
+        with self._translating():
+            return read_calls(self._calls, self.texts)
+
+    def points(self) -> list[Point]:
+        """All points in it, in the order they were put. Raises DumpDamaged."""
+        with self._translating():
+            return read_points(self._series, self.texts)
+
+    def payload(self, row: int) -> Array | None:
+        """The raw words of one row in their logical shape, hash verified; None where no payload is stored.
+
+        Raises DumpDamaged.
+        """
+        place = self.index[row]
+        if not place["flags"] & layout.HAS_PAYLOAD:
+            return None
+        record = self.record(row)
+        start, stored = int(place["offset"]), int(place["stored"])
+        with self._reading() as file:
+            data = np.asarray(file["blob"][start : start + stored])
+            words = _unpack(data, record, int(place["expanded"]))
+        if digest_words(words) != record.digest:
+            raise DumpDamaged(f"{self.path}: the payload of {record.key} does not fit its hash; record it again")
+        return words
+
+    def sketch(self, row: int) -> Array | None:
+        """The stored sketch of one row in float64, or None. Raises DumpDamaged."""
+        place = self.index[row]
+        if not place["flags"] & layout.HAS_SKETCH:
+            return None
+        if self._sketches is None:
+            with self._reading() as file:
+                self._sketches = self._read_table(file, "sketches")
+        start = int(place["sketch_offset"])
+        return self._sketches[start : start + int(place["sketch_length"])].copy()
+
+
+def _unpack(data: Array, record: TensorRecord, expanded: int) -> Array:
+    words = data.view(np.dtype(dtype_of(record.dtype).word))
+    if not expanded:
+        return words.reshape(record.shape)
+    grid = [1 if expanded >> axis & 1 else size for axis, size in enumerate(record.shape)]
+    return np.ascontiguousarray(np.broadcast_to(words.reshape(grid), record.shape))

@@ -1,0 +1,167 @@
+"""A dump made of files: the parts of one or several ranks as one ordered view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from precision_align.core.dtypes import Array
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.storage.files import Handles, PartFile
+from precision_align.storage.runs import Run
+from precision_align.storage.series import merge_points
+from precision_align.storage.views import DumpView
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """What was found of one rank: files by sequence, ``run.json`` or None, ``series.jsonl``, notes of the reader.
+
+    At least one of ``parts`` and ``run`` is there.
+    """
+
+    parts: Sequence[PartFile]
+    run: Run | None
+    points: Sequence[Point]
+    notes: Sequence[str]
+
+    @property
+    def info(self) -> RunInfo:
+        """The run's information, the latest there is, with the notes of all parts."""
+        latest = self.run.info if self.run else self.parts[-1].info
+        earlier = [note for part in self.parts for note in part.info.notes]
+        return replace(latest, notes=tuple(dict.fromkeys([*latest.notes, *earlier])))
+
+
+class LazyRecords(Sequence[TensorRecord]):
+    """Records that are built from their index rows when they are asked for."""
+
+    def __init__(self, parts: Sequence[PartFile], places: Array) -> None:
+        self._parts = parts
+        self._places = places
+        self._built: dict[int, TensorRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, position: int) -> TensorRecord: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[TensorRecord]: ...
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return [self[number] for number in range(*position.indices(len(self)))]
+        number = range(len(self))[position]
+        if number not in self._built:
+            part, row = self._places[number].tolist()
+            self._built[number] = self._parts[part].record(row)
+        return self._built[number]
+
+    def __iter__(self) -> Iterator[TensorRecord]:
+        return (self[number] for number in range(len(self)))
+
+
+class FolderDump(DumpView):
+    """An opened dump; implements :class:`~precision_align.storage.base.Dump`. Payloads are read when asked for."""
+
+    def __init__(self, ranks: Sequence[RankParts], handles: Handles, notes: Sequence[str] = ()) -> None:
+        self._ranks = sorted(ranks, key=lambda rank: rank.info.rank)
+        self._parts = [part for rank in self._ranks for part in rank.parts]
+        self._handles = handles
+        self._notes = list(notes)
+        self._places, self._positions, repeated = _order(self._parts)
+        if repeated:
+            self._notes.append(f"{repeated} records were recorded more than once; the last of each is shown")
+        self._records = LazyRecords(self._parts, self._places)
+
+    @property
+    def info(self) -> RunInfo:
+        """Of the lowest rank present."""
+        return self.infos[0]
+
+    @cached_property
+    def infos(self) -> Sequence[RunInfo]:
+        """One a rank, notes included."""
+        return [rank.info for rank in self._ranks]
+
+    @property
+    def records(self) -> Sequence[TensorRecord]:
+        """All tensors, ordered by rank, step and sequence number."""
+        return self._records
+
+    @cached_property
+    def calls(self) -> Sequence[Call]:
+        """All calls, ordered by rank, step and exit."""
+        found = {(call.rank, call.step, call.identity): call for part in self._parts for call in part.calls()}
+        return sorted(found.values(), key=lambda call: (call.rank, call.step, call.exit))
+
+    @cached_property
+    def series(self) -> Sequence[Point]:
+        """Scalar series of the lowest rank: its files and ``series.jsonl`` merged, ordered by step and micro-batch."""
+        first = self._ranks[0]
+        return merge_points([*(part.points() for part in first.parts), first.points])
+
+    @cached_property
+    def notes(self) -> Sequence[str]:
+        """What this dump lacks: gaps, unreadable parts, tensors left out."""
+        notes = [*self._notes]
+        for rank, info in zip(self._ranks, self.infos):
+            notes += [*rank.notes, *info.notes]
+        return list(dict.fromkeys(notes))
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """All steps that have a record or a call, ascending."""
+        columns = [part.index["step"] for part in self._parts] + [part.call_steps for part in self._parts]
+        return [int(step) for step in np.unique(np.concatenate(columns))] if columns else []
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """All ranks present, ascending."""
+        return sorted({info.rank for info in self.infos})
+
+    def position(self, text: str) -> int:
+        """The position in ``records`` of a key in its text form. Raises KeyError."""
+        return self._positions[text]
+
+    def stored_words(self, position: int) -> Array | None:
+        """The payload at a position, hash verified, or None. Raises DumpDamaged."""
+        part, row = self._locate(position)
+        return part.payload(row)
+
+    def stored_sketch(self, position: int) -> Array | None:
+        """The stored sketch at a position, or None. Raises DumpDamaged."""
+        part, row = self._locate(position)
+        return part.sketch(row)
+
+    def _locate(self, position: int) -> tuple[PartFile, int]:
+        part, row = self._places[position].tolist()
+        return self._parts[part], row
+
+    def close(self) -> None:
+        """Close the open files; a later look-up opens them again."""
+        self._handles.close()
+
+
+def _order(parts: Sequence[PartFile]) -> tuple[Array, dict[str, int], int]:
+    """Places int64[n, 2] of (part, row) in walk order, the position of each key, and how many rows are superseded."""
+    latest: dict[str, int] = {}
+    total = 0
+    for part in parts:
+        latest.update(zip(part.keys, range(total, total + len(part.keys))))
+        total += len(part.keys)
+    if not total:
+        return np.zeros((0, 2), dtype=np.int64), {}, 0
+    columns = {name: np.concatenate([part.index[name] for part in parts]) for name in ("rank", "step", "order")}
+    kept = np.fromiter(latest.values(), dtype=np.int64, count=len(latest))
+    walk = np.lexsort((kept, columns["order"][kept], columns["step"][kept], columns["rank"][kept]))
+    names = list(latest)
+    positions = {names[number]: position for position, number in enumerate(walk.tolist())}
+    owner = np.repeat(np.arange(len(parts)), [len(part.keys) for part in parts])
+    row = np.concatenate([np.arange(len(part.keys)) for part in parts])
+    chosen = kept[walk]
+    return np.stack([owner[chosen], row[chosen]], axis=1), positions, total - len(latest)

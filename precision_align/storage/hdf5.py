@@ -1,0 +1,244 @@
+"""The dump writer: HDF5 files filled by one background thread.
+
+A folder ``rank00000`` a process holds ``step00000012-00000012.part000.h5`` and so on, each written under a name that
+ends in ``.tmp`` and renamed when it is complete, ``run.json``, and ``series.jsonl`` with one line a scalar. In a file:
+``index`` (one row a tensor, see :mod:`~precision_align.storage.layout`), ``keys`` (their texts, one a line, in the same
+order), ``blob`` (the payloads), ``strings`` (one JSON value a line; columns of texts are line numbers), ``calls``,
+``series``, ``sketches`` and ``info``; in the root attributes ``format``, ``schema_version``, ``complete``,
+``sequence`` and ``digests`` (of every table; a payload's stands in its row). Reading one tensor needs none of our code:
+
+    row = file["index"][file["keys"][:].tobytes().decode().split("\\n").index(key)]
+    data = file["blob"][row["offset"] : row["offset"] + row["stored"]]
+    words = data.view(row["word"].decode()).reshape(row["shape"][: row["ndim"]])
+
+``file`` is ``h5py.File(path)``. bfloat16, float8 and complex32 come as unsigned words: ``row["word"]`` is their type
+and ``strings`` has the name. Where ``row["expanded"]`` is not 0, the dimensions of its set bits are stored with size 1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, Union
+
+from precision_align.core.records import Call, Point, RunInfo
+from precision_align.core.terms import Tier
+from precision_align.storage.base import Draft
+from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.entries import Entry, Finisher
+from precision_align.storage.folders import prepare_folder
+from precision_align.storage.notes import Notebook
+from precision_align.storage.parts import MAX_ROWS, Part
+from precision_align.storage.queues import ByteQueue
+from precision_align.storage.runs import Run, write_run
+from precision_align.storage.series import SeriesFile
+from precision_align.storage.tables import encode_info
+
+# Enough to hold the tensors of a few layers while the disk is busy, little beside the model that is being trained.
+QUEUE_BYTES = 256 << 20
+PART_BYTES = 1 << 30
+
+_FULL = "the disk is full: payloads were left out from here on"
+
+
+class _EndStep:
+    """A marker in the queue; ``done`` is set once everything before it is on disk."""
+
+    def __init__(self, last: bool) -> None:
+        self.last = last
+        self.done = threading.Event()
+
+
+_Item = Union[Draft, Call, Point, _EndStep]
+
+
+class Hdf5Sink:
+    """Writes one rank of a run into ``folder``; implements :class:`~precision_align.storage.base.Sink`.
+
+    ``put`` waits while more than ``queue_bytes`` wait to be written. A file closes at ``end_step`` or beyond
+    ``part_bytes`` of payload. When ``end_step(n)`` returns, all steps before n are in finished files and survive
+    ``kill -9``; step n follows in the background. A full disk costs payloads, never the training: what is missing is
+    noted in the dump. Raises UsageError and StorageFull from the constructor, and nothing afterwards.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        info: RunInfo,
+        *,
+        overwrite: bool = False,
+        append: bool = False,
+        queue_bytes: int = QUEUE_BYTES,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        start = prepare_folder(Path(folder), info, overwrite=overwrite, append=append)
+        self._folder = start.folder
+        self._info = info
+        self._part_bytes = part_bytes
+        self._sequence = start.sequence
+        self._notes = Notebook(start.notes)
+        self._series = SeriesFile(self._folder, self.note)
+        self._finisher = Finisher()
+        self._part: Part | None = None
+        self._pending: _EndStep | None = None
+        self._closed = False
+        self._process = os.getpid()
+        self._write_run(closed=False)
+        self._queue: ByteQueue[_Item] = ByteQueue(queue_bytes)
+        self._thread = threading.Thread(target=self._run, name="precision-align writer", daemon=True)
+        self._thread.start()
+        self._at_exit = _close_at_exit(self)
+
+    def put(self, draft: Draft) -> None:
+        """Take a tensor; waits while the queue is full."""
+        words = draft.words
+        self._enqueue(draft, 0 if words is None else words.size * words.itemsize)
+
+    def put_call(self, call: Call) -> None:
+        """Take a finished call."""
+        self._enqueue(call)
+
+    def put_point(self, point: Point) -> None:
+        """Take one value of a series; it is on disk in ``series.jsonl`` when this returns."""
+        if self._accepts():
+            self._series.append(point)
+        self._enqueue(point)
+
+    def note(self, text: str) -> None:
+        """Remember something that was not recorded; it goes into every file from here on."""
+        self._notes.add(text)
+
+    def end_step(self, step: int) -> None:
+        """All of this step was handed over; returns when every earlier step is on disk."""
+        if not self._accepts():
+            return
+        if self._pending is not None:
+            self._pending.done.wait()
+        self._pending = _EndStep(last=False)
+        self._enqueue(self._pending)
+
+    def flush(self) -> None:
+        """Wait until all finished steps are on disk."""
+        if self._accepts():
+            self._queue.wait_empty()
+
+    def close(self, info: RunInfo) -> None:
+        """Write what is left and the final run information; later calls do nothing."""
+        if not self._accepts():
+            return
+        self._info = info
+        self._enqueue(_EndStep(last=True))
+        self._closed = True
+        self._thread.join()
+        self._series.close()
+        self._write_run(closed=True)
+        atexit.unregister(self._at_exit)
+
+    def _accepts(self) -> bool:
+        # A forked child (a data loader's worker) has no writer thread: its queue would fill up, and nobody would wake it.
+        return not self._closed and os.getpid() == self._process
+
+    def _enqueue(self, item: _Item, nbytes: int = 0) -> None:
+        if self._accepts():
+            self._queue.put(item, nbytes)
+
+    def _write_run(self, *, closed: bool) -> None:
+        info = replace(self._info, notes=tuple(dict.fromkeys([*self._info.notes, *self._notes.texts()])))
+        try:
+            write_run(self._folder, Run(info, closed, self._sequence))
+        except OSError as error:
+            self.note(f"run.json could not be written: {error}")
+
+    # Everything below runs in the writer thread.
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            item = self._queue.get()
+            try:
+                self._take(item)
+            except Exception as error:  # kept for the reader of the dump: the training must go on
+                self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
+            finally:
+                last = isinstance(item, _EndStep) and item.last
+                if isinstance(item, _EndStep):
+                    item.done.set()
+                del item
+                self._queue.release()
+
+    def _take(self, item: _Item) -> None:
+        if isinstance(item, _EndStep):
+            self._finish_part()
+            return
+        if self._part is None:
+            self._part = Part(self._folder, self._sequence, self.note)
+        if isinstance(item, Draft):
+            self._add(self._part, self._finisher.finish(item))
+        elif isinstance(item, Call):
+            self._part.add_call(item)
+        else:
+            self._part.add_point(item)
+        if self._part.nbytes >= self._part_bytes or self._part.num_rows >= MAX_ROWS:
+            self._finish_part()
+
+    def _add(self, part: Part, entry: Entry) -> None:
+        try:
+            part.add(entry)
+        except OSError as error:
+            reason = self._lose_payloads(part, error)
+            part.add(Entry(replace(entry.record, tier=Tier.STATISTICS, reason=reason), None, None))
+
+    def _lose_payloads(self, part: Part, error: BaseException) -> str:
+        """Go on without payloads: of this part, and for good where the disk is full.
+
+        Trying again would fill whatever room comes free, which the training needs for its checkpoints.
+        """
+        reason = _FULL if is_disk_full(error) else f"the payload could not be written: {error}"
+        if is_disk_full(error):
+            self._finisher.payloads, self._finisher.reason = False, _FULL
+        first, last = part.steps
+        self._notes.add(f"{reason} (steps {first} to {last}; {error})")
+        part.drop_payloads(reason)
+        return reason
+
+    def _finish_part(self) -> None:
+        part, self._part = self._part, None
+        self._finisher.forget()
+        if part is None:
+            return
+        if self._try_finish(part, self._lose_payloads) or self._try_finish(part, self._lose_part):
+            self._sequence += 1
+
+    def _try_finish(self, part: Part, otherwise: Callable[[Part, BaseException], object]) -> bool:
+        try:
+            part.finish(encode_info(self._info, self._notes.texts()))
+        except Exception as error:  # whatever it was, the next steps must still be written
+            otherwise(part, error)
+            return False
+        return True
+
+    def _lose_part(self, part: Part, error: BaseException) -> None:
+        part.abandon()
+        self._notes.add_loss(*part.steps, part.num_rows, str(error).split("\n")[0])
+
+
+def _describe(item: _Item) -> str:
+    return str(item.record.key) if isinstance(item, Draft) else type(item).__name__
+
+
+def _close_at_exit(sink: Hdf5Sink) -> Callable[[], None]:
+    """Close a sink that the interpreter's exit finds open, so that its last step is not lost."""
+    found = weakref.ref(sink)
+
+    def close() -> None:
+        alive = found()
+        if alive is not None:
+            alive.note("the program ended without closing the capture")
+            alive.close(alive._info)
+
+    atexit.register(close)
+    return close

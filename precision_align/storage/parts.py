@@ -1,0 +1,202 @@
+"""One file of a dump while it is written: rows in memory, payloads to disk, tables at the end, then the rename."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable
+
+import h5py
+import numpy as np
+
+from precision_align.core.dtypes import Array
+from precision_align.core.records import SCHEMA_VERSION, Call, Point
+from precision_align.storage import layout
+from precision_align.storage.blobs import Blob, require_room
+from precision_align.storage.entries import Entry, narrow_words
+from precision_align.storage.hashing import bytes_of, digest_bytes
+from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, strip_payload
+from precision_align.storage.texts import TextWriter, encode_keys
+
+FILE_MODE = 0o640
+# The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
+_LIBVER = ("v110", "v110")
+# Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 1.5 KB each.
+MAX_ROWS = 200_000
+
+
+class Part:
+    """Collects what belongs into one file of ``folder``; ``note`` is told of rows that no table can hold.
+
+    Raises OSError where the disk is full.
+    """
+
+    def __init__(self, folder: Path, sequence: int, note: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._sequence = sequence
+        self._note = note
+        self._file: Any = None
+        self._temporary: Path | None = None
+        self._blob = Blob(folder, self._open)
+        self._texts = TextWriter()
+        self._keys: list[str] = []
+        self._index: list[Row] = []
+        self._calls: list[Row] = []
+        self._points: list[Row] = []
+        self._sketches: list[Array] = []
+        self._sketch_places: dict[int, int] = {}
+        self._sketch_size = 0
+        self._first: int | None = None
+        self._last = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes so far."""
+        return self._blob.size
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables so far."""
+        return len(self._index) + len(self._calls) + len(self._points)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last step in it."""
+        return self._first or 0, self._last
+
+    def add(self, entry: Entry) -> None:
+        """Append a record with its payload and sketch."""
+        place = self._place(entry)
+        self._keys.append(str(entry.record.key))
+        self._index.append(index_row(entry.record, place, self._texts))
+        self._cover(entry.record.key.step)
+
+    def _place(self, entry: Entry) -> Placement:
+        if entry.sketch is not None:
+            return Placement(sketch_offset=self._place_sketch(entry.sketch), sketch_length=entry.sketch.size)
+        if entry.words is None:
+            return Placement()
+        narrow, mask = narrow_words(entry.words, tuple(entry.record.stride), entry.record.digest)
+        data = bytes_of(np.ascontiguousarray(narrow))
+        return Placement(self._blob.append(data, entry.record.digest), data.size, mask)
+
+    def _place_sketch(self, sketch: Array) -> int:
+        # Equal tensors share one sketch object (see Finisher), which this file keeps alive: its id stays unique.
+        if id(sketch) not in self._sketch_places:
+            self._sketch_places[id(sketch)] = self._sketch_size
+            self._sketches.append(sketch)
+            self._sketch_size += sketch.size
+        return self._sketch_places[id(sketch)]
+
+    def add_call(self, call: Call) -> None:
+        """Append a call."""
+        self._calls.append(call_row(call, self._texts))
+        self._cover(call.step)
+
+    def add_point(self, point: Point) -> None:
+        """Append a point of a series."""
+        self._points.append((point.step, point.micro, self._texts.intern(point.name), point.value))
+        self._cover(point.step)
+
+    def _cover(self, step: int) -> None:
+        self._last = step if self._first is None else max(self._last, step)
+        self._first = step if self._first is None else min(self._first, step)
+
+    def _open(self) -> Any:
+        if self._file is None:
+            self._temporary = self._free_path(layout.UNFINISHED)
+            # Created here first, so that no other mode than ours is ever seen on disk.
+            os.close(os.open(self._temporary, os.O_CREAT | os.O_WRONLY, FILE_MODE))
+            self._temporary.chmod(FILE_MODE)
+            self._file = h5py.File(self._temporary, "w", libver=_LIBVER)
+        return self._file
+
+    def _free_path(self, suffix: str) -> Path:
+        number = 0
+        while True:
+            path = self._folder / layout.name_part(*self.steps, number)
+            if not path.exists() and not path.with_name(path.name + layout.UNFINISHED).exists():
+                return path.with_name(path.name + suffix)
+            number += 1
+
+    def finish(self, info: str) -> Path:
+        """Write the tables, close, and make the file visible under its final name. Raises OSError, RuntimeError."""
+        tables = self._build_tables(info)
+        require_room(self._folder, sum(table.nbytes for table in tables.values()) + (1 << 16))
+        file = self._open()
+        self._blob.finish()
+        for name, table in tables.items():
+            file.create_dataset(name, data=table)
+        file.attrs["digests"] = json.dumps({name: digest_bytes(table.tobytes()) for name, table in tables.items()})
+        file.attrs["sequence"] = self._sequence
+        file.attrs["format"] = layout.FORMAT
+        file.attrs["schema_version"] = SCHEMA_VERSION
+        file.attrs["complete"] = True
+        file.close()
+        self._file = None
+        return self._publish()
+
+    def _build_tables(self, info: str) -> dict[str, Array]:
+        index, rejected = build_table(self._index, layout.INDEX)
+        keys = [key for number, key in enumerate(self._keys) if number not in set(rejected)] if rejected else self._keys
+        for number in rejected:
+            self._note(f"a number in the record {self._keys[number]} does not fit into 64 bits: it was left out")
+        return {
+            "info": _bytes_table(info.encode("ascii")),
+            "strings": _bytes_table(self._texts.to_bytes()),
+            "keys": _bytes_table(encode_keys(keys)),
+            "index": index,
+            "calls": self._build_plain(self._calls, layout.CALLS, "calls"),
+            "series": self._build_plain(self._points, layout.SERIES, "points"),
+            "sketches": _join(self._sketches),
+        }
+
+    def _build_plain(self, rows: Sequence[Row], dtype: np.dtype[Any], what: str) -> Array:
+        table, rejected = build_table(rows, dtype)
+        if rejected:
+            self._note(f"{len(rejected)} {what} of steps {self.steps} have numbers beyond 64 bits: they were left out")
+        return table
+
+    def _publish(self) -> Path:
+        if self._temporary is None:
+            raise RuntimeError("a part was finished twice")
+        number = 0
+        while (final := self._folder / layout.name_part(*self.steps, number)).exists():
+            number += 1
+        self._temporary.replace(final)
+        self._temporary = None
+        return final
+
+    def drop_payloads(self, reason: str) -> None:
+        """Go on without the payloads collected so far: their records keep hash and statistics, and get ``reason``."""
+        self.abandon()
+        self._blob = Blob(self._folder, self._open)
+        number = self._texts.intern(reason)
+        self._index = [strip_payload(row, number) for row in self._index]
+
+    def abandon(self) -> None:
+        """Remove what is on disk of it; raises nothing.
+
+        The file is emptied before it is unlinked: HDF5 may keep it open when its own close fails on a full disk, and
+        an open file would go on holding the space.
+        """
+        if self._temporary is not None:
+            with suppress(OSError):
+                os.truncate(self._temporary, 0)
+            with suppress(OSError):
+                self._temporary.unlink()
+        file, self._file, self._temporary = self._file, None, None
+        if file is not None:
+            with suppress(OSError, RuntimeError, ValueError):
+                file.close()
+
+
+def _bytes_table(data: bytes) -> Array:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _join(sketches: Sequence[Array]) -> Array:
+    return np.concatenate(sketches) if sketches else np.zeros(0, dtype=np.float64)

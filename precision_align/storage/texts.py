@@ -1,0 +1,115 @@
+"""JSON that comes back as it went in, and the table of interned texts of one file.
+
+Plain JSON has no NaN, no tuples and no bytes. They are written as an object with one key that starts with "$"; keys of
+the user's own that start with "$" get one more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from precision_align.core.dtypes import Array
+
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode_value(value: Any) -> str:
+    """One line of strict ASCII JSON. What JSON cannot hold (an object of an unknown class) is kept as its text."""
+    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+
+
+def decode_value(text: str) -> Any:
+    """The inverse of :func:`encode_value`. Raises ValueError where the text is not JSON."""
+    return json.loads(text, object_hook=_revive)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, Mapping):
+        return {_escape(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return {"$tuple": [_plain(item) for item in value]}
+    if isinstance(value, (list, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return {"$bytes": value.hex()}
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, (str, bool, int)):  # subclasses: our terms, other enums
+        return str(value) if isinstance(value, str) else int(value)
+    item = getattr(value, "item", None)  # NumPy and 0-d tensor scalars
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        return _plain(item())
+    return str(value)
+
+
+def _escape(key: object) -> str:
+    text = str(key)
+    return "$" + text if text.startswith("$") else text
+
+
+def _revive(pairs: dict[str, Any]) -> Any:
+    if len(pairs) == 1:
+        ((key, value),) = pairs.items()
+        if key == "$float":
+            return _FLOATS[value]
+        if key == "$tuple":
+            return tuple(value)
+        if key == "$bytes":
+            return bytes.fromhex(value)
+    return {key[1:] if key.startswith("$") else key: value for key, value in pairs.items()}
+
+
+class TextWriter:
+    """Interns values; a value's number is the line that its JSON stands on. Line 0 is null."""
+
+    def __init__(self) -> None:
+        self._numbers = {"null": 0}
+        self._strings: dict[str, int] = {}
+
+    def intern(self, value: Any) -> int:
+        """The number of a value."""
+        if type(value) is not str:
+            return self._add(value)
+        if value not in self._strings:
+            self._strings[value] = self._add(value)
+        return self._strings[value]
+
+    def _add(self, value: Any) -> int:
+        return self._numbers.setdefault(encode_value(value), len(self._numbers))
+
+    def to_bytes(self) -> bytes:
+        """All lines, joined with a newline."""
+        return "\n".join(self._numbers).encode("ascii")
+
+
+class TextReader:
+    """Gives the values back by number; each is decoded when first asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._lines = data.decode("ascii").split("\n")
+        self._values: dict[int, Any] = {}
+
+    def __getitem__(self, number: int) -> Any:
+        if number not in self._values:
+            self._values[number] = decode_value(self._lines[number])
+        return self._values[number]
+
+
+def encode_keys(keys: list[str]) -> bytes:
+    """Key texts as UTF-8 lines. Lone surrogates, which a module name may hold, survive."""
+    return "\n".join(keys).encode("utf-8", "surrogatepass")
+
+
+def decode_keys(data: Array) -> list[str]:
+    """The inverse, from uint8[n]; no bytes are no keys."""
+    text = data.tobytes().decode("utf-8", "surrogatepass")
+    return text.split("\n") if text else []

@@ -1,0 +1,85 @@
+"""What every kind of dump does the same way once it can find a record's place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeVar
+
+from precision_align.core.dtypes import Array, dtype_of, widen
+from precision_align.core.keys import Key
+from precision_align.core.records import TensorRecord
+from precision_align.numerics.sketches import sketch
+
+Self = TypeVar("Self", bound="DumpView")
+
+
+class DumpView(ABC):
+    """The half of :class:`~precision_align.storage.base.Dump` that follows from ``records`` and four look-ups."""
+
+    @property
+    @abstractmethod
+    def records(self) -> Sequence[TensorRecord]:
+        """All tensors, ordered by rank, step and sequence number."""
+
+    @abstractmethod
+    def position(self, text: str) -> int:
+        """The position in ``records`` of a key in its text form. Raises KeyError."""
+
+    @abstractmethod
+    def stored_words(self, position: int) -> Array | None:
+        """The payload at a position, a fresh array, or None. Raises DumpDamaged."""
+
+    @abstractmethod
+    def stored_sketch(self, position: int) -> Array | None:
+        """The stored sketch at a position, a fresh array, or None. Raises DumpDamaged."""
+
+    def find(self, text: str) -> TensorRecord:
+        """The record of a key given in its text form. Raises KeyError."""
+        return self.records[self.position(text)]
+
+    def get(self, key: Key) -> TensorRecord:
+        """The record of a key. Raises KeyError."""
+        return self.find(str(key))
+
+    def payload(self, key: Key) -> Array:
+        """The raw words of a tensor in its logical shape, hash verified; the caller may change them.
+
+        Raises KeyError where there is no such record or no payload of it, DumpDamaged.
+        """
+        position = self.position(str(key))
+        words = self.stored_words(position)
+        if words is None:
+            record = self.records[position]
+            raise KeyError(f"no payload of {key} is stored, only {record.tier}{_because(record)}")
+        return words
+
+    def values(self, key: Key) -> Array:
+        """The numbers of a tensor: bfloat16 and float8 widened to float32 exactly, the rest as stored."""
+        return widen(self.payload(key), dtype_of(self.get(key).dtype))
+
+    def sketch(self, key: Key) -> Array | None:
+        """The linear sketch of a tensor in float64, computed where the payload is stored; None where there is neither.
+
+        Raises KeyError, DumpDamaged.
+        """
+        position = self.position(str(key))
+        stored = self.stored_sketch(position)
+        if stored is not None:
+            return stored
+        words = self.stored_words(position)
+        return None if words is None else sketch(words, dtype_of(self.records[position].dtype))
+
+    def close(self) -> None:
+        """Let go of open files; a later look-up opens them again."""
+        return None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _because(record: TensorRecord) -> str:
+    return f": {record.reason}" if record.reason else ""

@@ -1,0 +1,185 @@
+"""How far two equal runs may lie apart: the noise band of a curve.
+
+All differences and limits here are relative: (candidate - reference) / scale, where the scale of a step is |reference|,
+but not less than the median |reference| of the steps around it, so that a curve through zero has no infinite errors.
+
+Without repeated runs the band has two parts, and the wider one holds at each step.
+
+* A law, c * sqrt(1 + updates since the first common step): round-off perturbs each update a little, and perturbations
+  of independent sign add up like a random walk. c is 16 u for float32 (u = 2^-24: 1e-6) and u / 4 for 16-bit formats
+  (bfloat16: 1e-3). Measured on a small GPT (facts/numerics.md 4.7): float32 within 1e-6 for 240 steps, bfloat16 from
+  1e-4 at the first step to 4e-3 at the 120th. The law stops growing at 2 %.
+* Three times the largest difference of the 16 steps before: long runs are chaotic, and their differences outgrow any
+  law while staying free of a trend. A fault shows as a jump against this past, or as a lasting one-sided difference.
+
+Where nothing says which dtype the runs computed in, c is estimated. If the first three common steps agree to float32
+round-off, the runs are float32's: 16-bit ones do so by chance less than once in 10^5. c is eight times the median
+difference of the first eight common steps, at least float32's c and at most 16 times that for float32 runs, at most
+bfloat16's c for others: there, a fault that acts from the first step on and stays under it is not told from 16-bit
+noise, and a note says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from precision_align.core.dtypes import DTYPES, Array
+from precision_align.core.errors import UsageError
+
+ENVELOPE_FACTOR = 3.0  # of the largest difference seen in equal runs; no false alarm in facts 4.7
+ENVELOPE_REACH = 6  # steps on each side over which a repeated run's difference counts: a late crossing hides the spread
+PAST = 16  # steps of the candidate's own past that widen the band
+FIRST = 3  # steps that show float32 by agreeing to its round-off
+EARLY = 8  # steps the law is estimated from where they do not
+LAW_LIMIT = 0.02  # two lasting percent are never round-off: the common acceptance rule for long trainings is 1 %
+_SINGLE = 16 * DTYPES["float32"].roundoff
+_HALF_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Band:
+    """The noise band at each common step.
+
+    ``law``: relative limits, float64, one a common step; ``adaptive``: whether the past may widen them; ``method``: how
+    they were found, in words; ``precision``: the dtype they hold for, "" for a measured or given band.
+    """
+
+    law: Array
+    adaptive: bool
+    method: str
+    precision: str = ""
+
+
+def law_constant(precision: str) -> float:
+    """c of the round-off law of one dtype. Raises UsageError for a dtype without one."""
+    name = "float16" if precision in ("tf32", "hf32") else precision  # 11 significant bits, as float16
+    if name in ("float32", "float64"):
+        return 16 * DTYPES[name].roundoff
+    if name in ("float16", "bfloat16"):
+        return _HALF_SHARE * DTYPES[name].roundoff
+    raise UsageError(
+        f"no noise band is known for {precision!r}; give float32, float64, bfloat16, float16, tf32, hf32 or a number"
+    )
+
+
+def roundoff_law(constant: float, steps: Array) -> Array:
+    """c * sqrt(1 + updates since the first step), at most LAW_LIMIT; steps: ascending int64."""
+    return np.asarray(np.minimum(constant * np.sqrt(1.0 + (steps - steps[0])), LAW_LIMIT))
+
+
+def measure_scale(reference: Array) -> Array:
+    """What differences are divided by: |reference|, but not less than the median of the 17 values around each.
+
+    float64 in and out; non-finite values are passed over; 1 where nothing finite and non-zero is near.
+    """
+    magnitude = np.where(np.isfinite(reference), np.abs(reference), np.nan)
+    half = 8
+    padded = np.pad(magnitude, half, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    seen = np.isfinite(windows).any(axis=1)
+    level = np.zeros_like(magnitude)
+    level[seen] = np.nanmedian(windows[seen], axis=1)
+    scale = np.fmax(magnitude, level)
+    return np.where(scale > 0, scale, 1.0)
+
+
+def choose_band(
+    steps: Array,
+    differences: Array,
+    resolution: Array,
+    precisions: Sequence[str],
+    *,
+    band: float | str | None,
+    repeats: Sequence[Array],
+) -> Band:
+    """The band of two curves on their common steps.
+
+    ``steps``: int64; ``differences``: relative, NaN where either side is not finite; ``resolution``: relative half unit
+    of the printed digits of both sides, added to every limit; ``precisions``: the dtypes of both sides as far as known;
+    ``band``: a relative limit, a dtype name, or None; ``repeats``: relative differences of repeated reference runs from
+    the reference, NaN where they have no value. Raises UsageError.
+    """
+    if repeats and band is not None:
+        raise UsageError("give either a band or repeated runs of the reference, not both")
+    if repeats:
+        return _measured_band(repeats, resolution)
+    if isinstance(band, str):
+        constant, method, precision = law_constant(band), f"{band} round-off, as given", band
+    elif band is not None:
+        return _given_band(band, steps, resolution)
+    else:
+        constant, method, precision = _estimate_constant(differences, precisions)
+    law = roundoff_law(constant, steps) + resolution
+    return Band(law, adaptive=True, method=method, precision=precision)
+
+
+def _given_band(band: float, steps: Array, resolution: Array) -> Band:
+    if not math.isfinite(band) or band <= 0:
+        raise UsageError(f"the band is {band!r}; it must be a positive relative difference, such as 1e-3")
+    return Band(np.full(len(steps), float(band)) + resolution, adaptive=False, method=f"given: {band:g} relative")
+
+
+def _estimate_constant(differences: Array, precisions: Sequence[str]) -> tuple[float, str, str]:
+    known = [precision for precision in precisions if precision]
+    if known and len(known) == len(precisions):
+        lowest = max(known, key=lambda precision: DTYPES[precision].roundoff)
+        return law_constant(lowest), f"{lowest} round-off; the dumps say so", lowest
+    early = np.abs(differences[:EARLY])
+    early = early[np.isfinite(early)]
+    typical = 8 * float(np.median(early)) if early.size else 0.0
+    if early.size >= FIRST and (early[:FIRST] <= _SINGLE).all():
+        constant = float(np.clip(typical, _SINGLE, 16 * _SINGLE))
+        return constant, f"float32 round-off; the first {FIRST} common steps agree to it", ""
+    constant = float(np.clip(typical, _SINGLE, law_constant("bfloat16")))
+    return constant, f"estimated from the first {min(EARLY, len(differences))} common steps", ""
+
+
+def _measured_band(repeats: Sequence[Array], resolution: Array) -> Band:
+    stacked = np.abs(np.stack(repeats))
+    largest = np.where(np.isnan(stacked), 0.0, stacked).max(axis=0)
+    width = 2 * ENVELOPE_REACH + 1
+    padded = np.pad(largest, ENVELOPE_REACH, mode="edge")
+    envelope = np.lib.stride_tricks.sliding_window_view(padded, width).max(axis=1)
+    # the maximum of few draws is low: sqrt(4 / n) more for fewer than the four runs behind the factor of three
+    factor = ENVELOPE_FACTOR * math.sqrt(max(1.0, 4 / len(repeats)))
+    floor = 4 * DTYPES["float32"].roundoff
+    method = f"{factor:.3g} times the spread of {len(repeats)} repeated reference run{'s' if len(repeats) > 1 else ''}"
+    return Band(np.maximum(factor * envelope, floor) + resolution, adaptive=False, method=method)
+
+
+def widen_band(band: Band, differences: Array, reference: Array) -> Array:
+    """The limit at each step: the law, widened by the candidate's past and by jumps of the reference itself.
+
+    A step at which the reference jumps by more than three times its usual change amplifies any noise: its limit is
+    widened by as much.
+    """
+    if not band.adaptive:
+        return band.law
+    past = _past_maximum(np.abs(differences))
+    return np.asarray(np.maximum(band.law, ENVELOPE_FACTOR * past) * _reference_jumps(reference))
+
+
+def _past_maximum(magnitudes: Array) -> Array:
+    """The largest finite value of the PAST steps before each; 0 at the first."""
+    finite = np.where(np.isfinite(magnitudes), magnitudes, 0.0)
+    padded = np.concatenate([np.zeros(PAST), finite[:-1]])
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, PAST).max(axis=1))
+
+
+def _reference_jumps(reference: Array) -> Array:
+    """How unusual each change of the reference is: |change| / (3 robust deviations of the past), at least 1."""
+    finite = np.where(np.isfinite(reference), reference, np.nan)
+    changes = np.abs(np.diff(finite, prepend=finite[:1]))
+    changes = np.where(np.isfinite(changes), changes, 0.0)
+    padded = np.concatenate([np.full(PAST, np.nan), changes[:-1]])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, PAST)
+    usual = np.full(len(changes), np.nan)
+    enough = np.isfinite(windows).sum(axis=1) >= EARLY
+    usual[enough] = np.nanmedian(windows[enough], axis=1) / 0.6745  # the median of |N(0, 1)|
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = changes / (3 * usual)
+    return np.where(np.isfinite(ratio), np.maximum(ratio, 1.0), 1.0)

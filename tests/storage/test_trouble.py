@@ -1,0 +1,347 @@
+"""A full disk, a killed process, a slow disk, a forked child: the training goes on, and the dump says what it lacks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precision_align.core.records import Point
+from precision_align.core.terms import Tier
+from precision_align.storage import blobs, hdf5, parts
+from precision_align.storage.blobs import Blob, is_disk_full, require_room
+from precision_align.storage.hdf5 import Hdf5Sink
+from precision_align.storage.opening import open_dump
+from precision_align.storage.parts import Part
+from precision_align.storage.queues import ByteQueue
+
+MIB = 1 << 20
+
+
+def put_step(sink: Any, make_draft: Any, step: int, tensors: int = 4) -> None:
+    """A step of ``tensors`` MiB."""
+    for number in range(tensors):
+        words = np.random.default_rng(100 * step + number).standard_normal(MIB // 4).astype(np.float32)
+        sink.put(make_draft(words, key={"step": step, "call": number}, order=number))
+    sink.put_point(Point(step, 0, "loss", float(step)))
+    sink.end_step(step)
+
+
+def count_payloads(dump: Any) -> dict[int, int]:
+    found: dict[int, int] = dict.fromkeys(dump.steps, 0)
+    for record in dump.records:
+        if record.tier is Tier.FULL:
+            dump.payload(record.key)
+            found[record.key.step] += 1
+    return found
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_in_the_middle_of_a_part(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    spills, real = [0], Blob._spill
+
+    def spill(self: Blob, chunk: Any) -> None:
+        spills[0] += 1
+        if spills[0] > 6:
+            raise OSError(code, os.strerror(code))
+        real(self, chunk)
+
+    monkeypatch.setattr(Blob, "_spill", spill)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    for step in range(4):
+        put_step(sink, make_draft, step)
+    sink.close(make_info())
+    assert not list((tmp_path / "d").glob("*/*.tmp"))
+    with open_dump(tmp_path / "d") as dump:
+        assert count_payloads(dump) == {0: 4, 1: 0, 2: 0, 3: 0}
+        lost = [record for record in dump.records if record.key.step == 1]
+        assert all("disk is full" in record.reason and record.statistics for record in lost)
+        assert len(dump.series) == 4
+        assert any("disk is full" in note and "steps 1 to 1" in note for note in dump.notes)
+
+
+def test_a_disk_too_full_even_for_tables(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = parts.require_room
+    full = [False]
+
+    def room(folder: Path, nbytes: int) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(folder, nbytes)
+
+    monkeypatch.setattr(parts, "require_room", room)
+    monkeypatch.setattr(blobs, "require_room", room)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    put_step(sink, make_draft, 0)
+    sink.flush()
+    full[0] = True
+    for step in range(1, 5):
+        put_step(sink, make_draft, step)
+    sink.flush()
+    full[0] = False
+    put_step(sink, make_draft, 5)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert count_payloads(dump) == {0: 4, 5: 0}
+        assert any("steps 1 to 4" in note and "lost" in note for note in dump.notes)
+        assert len(dump.series) == 6
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 12 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)]
+    if mount is None or os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_real_full_disk(
+    small_disk: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    """With our own look at the free space before each write, and without it, when HDF5 runs into the wall."""
+    if not guarded:
+        for module in (parts, blobs):
+            monkeypatch.setattr(module, "require_room", lambda folder, nbytes: None)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    sink = Hdf5Sink(small_disk / "d", make_info())
+    for step in range(5):
+        put_step(sink, make_draft, step)
+    sink.close(make_info())
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not list((small_disk / "d").glob("*/*.tmp"))
+    with open_dump(small_disk / "d") as dump:
+        assert count_payloads(dump)[0] == 4
+        assert count_payloads(dump)[4] == 0
+        assert any("disk is full" in note for note in dump.notes)
+        assert len(dump.series) == 5
+    (small_disk / "d" / "other").write_bytes(bytes(MIB))  # room was left for others
+
+
+def test_a_disk_that_was_full_from_the_start(small_disk: Path, make_info: Any, make_draft: Any) -> None:
+    ballast = small_disk.parent / "disk" / "ballast"
+    sink = Hdf5Sink(small_disk / "d", make_info())
+    ballast.write_bytes(bytes(12 * MIB - (60 << 10)))
+    put_step(sink, make_draft, 0)
+    sink.flush()
+    ballast.unlink()
+    put_step(sink, make_draft, 1)
+    sink.close(make_info())
+    with open_dump(small_disk / "d") as dump:
+        assert count_payloads(dump) == {1: 0}
+        assert any("steps 0 to 0" in note and "lost" in note for note in dump.notes)
+        assert len(dump.series) == 2
+
+
+def test_what_counts_as_a_full_disk() -> None:
+    assert is_disk_full(OSError(errno.ENOSPC, "x"))
+    assert is_disk_full(RuntimeError("Unable to flush (errno = 28, error message = 'No space left on device')"))
+    assert not is_disk_full(OSError(errno.EIO, "x"))
+    assert not is_disk_full(RuntimeError("Unable to flush (errno = 5)"))
+
+
+def test_room_is_left_for_others(tmp_path: Path) -> None:
+    require_room(tmp_path, 0)
+    with pytest.raises(OSError, match="would leave less"):
+        require_room(tmp_path, 1 << 60)
+
+
+def test_an_input_output_error_costs_one_part_only(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spills, real = [0], Blob._spill
+
+    def spill(self: Blob, chunk: Any) -> None:
+        spills[0] += 1
+        if spills[0] == 6:
+            raise OSError(errno.EIO, "Input/output error")
+        real(self, chunk)
+
+    monkeypatch.setattr(Blob, "_spill", spill)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    for step in range(3):
+        put_step(sink, make_draft, step)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        found = count_payloads(dump)
+        assert (found[0], found[2]) == (4, 4)
+        assert found[1] < 4
+        assert any("Input/output error" in note for note in dump.notes)
+
+
+def test_an_unexpected_error_in_the_writer_is_a_note(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Part.add
+
+    def add(self: Part, entry: Any) -> None:
+        if entry.record.key.call == 1:
+            raise ZeroDivisionError("surprise")
+        real(self, entry)
+
+    monkeypatch.setattr(Part, "add", add)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    put_step(sink, make_draft, 0)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert len(dump.records) == 3
+        assert any("ZeroDivisionError: surprise" in note and "0/0/0/module/layer/1" in note for note in dump.notes)
+
+
+def test_a_record_that_no_table_can_hold_costs_itself_only(tmp_path: Path, make_info: Any, make_draft: Any) -> None:
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    sink.put(make_draft(np.zeros(2, np.float32), key={"scope": "good"}))
+    sink.put(make_draft(np.zeros(2, np.float32), order=1 << 70, key={"scope": "bad"}))
+    sink.end_step(0)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert [record.key.scope for record in dump.records] == ["good"]
+        assert any("bad" in note for note in dump.notes)
+
+
+def test_put_waits_while_the_disk_is_slow(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, real, peak = threading.Event(), Hdf5Sink._take, [0]
+
+    def take(self: Hdf5Sink, item: Any) -> None:
+        gate.wait()
+        peak[0] = max(peak[0], self._queue._bytes)
+        real(self, item)
+
+    monkeypatch.setattr(Hdf5Sink, "_take", take)
+    sink = Hdf5Sink(tmp_path / "d", make_info(), queue_bytes=3 * MIB)
+    producer = threading.Thread(target=put_step, args=(sink, make_draft, 0, 8))
+    producer.start()
+    producer.join(0.3)
+    assert producer.is_alive()  # three of eight fit, the fourth waits
+    gate.set()
+    producer.join()
+    sink.close(make_info())
+    assert peak[0] <= 3 * MIB
+    assert len(open_dump(tmp_path / "d").records) == 8
+
+
+def test_an_item_larger_than_the_queue_passes() -> None:
+    queue: ByteQueue[str] = ByteQueue(10)
+    queue.put("huge", 1000)
+    assert queue.get() == "huge"
+    queue.release()
+    queue.wait_empty()
+
+
+WRITER = """
+import sys, numpy as np
+sys.path.insert(0, {root!r})
+from precision_align.core.keys import Key
+from precision_align.core.records import Point, RunInfo, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
+from precision_align.storage.base import Draft
+from precision_align.storage.hdf5 import Hdf5Sink
+info = RunInfo("run-1", "now", 0, 1, "cpu")
+sink = Hdf5Sink({folder!r}, info)
+for step in range({steps}):
+    for call in range(4):
+        key = Key(step, 0, 0, Source.MODULE, "a", call, Pass.FIRST, "A", 0, Phase.FORWARD, Role.OUTPUT, "")
+        record = TensorRecord(key, "float32", (65536,), (1,), "strided", "cpu", False, call, Tier.FULL)
+        sink.put(Draft(record, np.random.default_rng(step * 4 + call).standard_normal(65536).astype("f4")))
+    sink.put_point(Point(step, 0, "loss", float(step)))
+    sink.end_step(step)
+    print(step, flush=True)
+{end}
+"""
+
+
+def start_writer(folder: Path, steps: int = 10**6, end: str = "") -> subprocess.Popen[str]:
+    root = str(Path(hdf5.__file__).parents[2])
+    script = WRITER.format(root=root, folder=str(folder), steps=steps, end=end)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1, 5, 12])
+def test_a_killed_writer_leaves_whole_files_only(tmp_path: Path, acknowledged: int) -> None:
+    writer = start_writer(tmp_path / "d")
+    assert writer.stdout is not None
+    while int(writer.stdout.readline()) < acknowledged:
+        pass
+    time.sleep(0.007 * acknowledged)
+    writer.kill()
+    last = [acknowledged, *map(int, writer.stdout.read().split())][-1]
+    writer.wait()
+    writer.stdout.close()
+    with open_dump(tmp_path / "d") as dump:
+        assert set(range(last)) <= set(dump.steps)
+        assert set(count_payloads(dump).values()) <= {4}
+        assert [point.step for point in dump.series][: last + 1] == list(range(last + 1))
+        assert any("was not closed" in note for note in dump.notes)
+        assert not any("missing files" in note or "damaged" in note for note in dump.notes)
+
+
+def test_reading_while_it_is_written(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path / "d", steps=60)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    seen = []
+    while writer.poll() is None:
+        with open_dump(tmp_path / "d") as dump:
+            assert set(count_payloads(dump).values()) <= {4}
+            assert dump.steps == list(range(len(dump.steps)))
+            seen.append(len(dump.steps))
+    writer.stdout.close()
+    assert seen == sorted(seen)
+    assert open_dump(tmp_path / "d").steps == list(range(60))
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path / "d", steps=3, end="sink.put(Draft(record, np.zeros(65536, 'f4'))); sys.exit(5)")
+    writer.communicate()
+    assert writer.returncode == 5
+    with open_dump(tmp_path / "d") as dump:
+        assert dump.steps == [0, 1, 2]
+        assert any("without closing" in note for note in dump.notes)
+
+
+FORK = """
+import os
+pid = os.fork()
+if pid == 0:
+    for call in range(2000):
+        sink.put(Draft(record, np.zeros(65536, "f4")))
+    sink.put_point(Point(9, 0, "loss", 9.0))
+    sink.end_step(9)
+    sink.end_step(10)
+    sink.flush()
+    sink.close(info)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+sink.close(info)
+"""
+
+
+def test_a_forked_child_neither_blocks_nor_writes(tmp_path: Path) -> None:
+    writer = start_writer(tmp_path / "d", steps=2, end=FORK)
+    writer.communicate(timeout=60)
+    assert writer.returncode == 0
+    with open_dump(tmp_path / "d") as dump:
+        assert dump.steps == [0, 1]
+        assert len(dump.series) == 2
+        assert not dump.notes
