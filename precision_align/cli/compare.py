@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
     reference, candidate = split_sides(arguments.dumps, arguments.replay)
     _check_outputs(arguments.output)
-    report = _compare(reference, candidate, arguments)
+    report = _name_paths(_compare(reference, candidate, arguments), reference, candidate)
     for path in arguments.output:
         print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
     print_report(report, as_json=arguments.json, language=arguments.lang)
@@ -84,7 +84,7 @@ def split_sides(dumps: list[str], replay: str | None) -> tuple[str | None, str]:
         return dumps[0], dumps[1]
     if replay is None:
         raise UsageError(
-            "compare needs two dumps, REFERENCE CANDIDATE, or one dump and the reference's code: --replay MODULE:FACTORY"
+            "compare needs REFERENCE and CANDIDATE, or a dump and the reference's code: --replay MODULE:FACTORY"
         )
     return None, dumps[0]
 
@@ -109,6 +109,14 @@ def _compare(reference: str | None, candidate: str, arguments: argparse.Namespac
         return compare(
             reference, candidate, rules=arguments.rules, replay=replay, library=arguments.library, progress=progress
         )
+
+
+def _name_paths(report: Report, reference: str | None, candidate: str) -> Report:
+    """The paths as the user wrote them: the commands that the report suggests then work from here."""
+    from dataclasses import replace
+
+    theirs = dict(report.reference) if reference is None else {**report.reference, "path": reference}
+    return replace(report, reference=theirs, candidate={**report.candidate, "path": candidate})
 
 
 def load_factory(text: str) -> Any:

@@ -98,14 +98,17 @@ def dtype_by_code(code: int) -> Dtype:
 
 def widen(words: Array, dtype: Dtype) -> Array:
     """The numbers behind raw words, exactly: bfloat16, float8 -> float32, complex32 -> complex64, others as is."""
+    # NumPy makes scalars of 0-d results; asarray keeps the promise of an array.
     if dtype.name == "bfloat16":
-        return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.asarray(np.asarray(words.astype(np.uint32) << np.uint32(16)).view(np.float32))
     if dtype.name == "complex32":
-        return words.view(np.float16).astype(np.float32).view(np.complex64).reshape(words.shape)
+        parts = np.ascontiguousarray(words).reshape(-1).view(np.float16).astype(np.float32)
+        return parts.view(np.complex64).reshape(words.shape)
     if dtype.name == "float8_e8m0fnu":
-        return np.where(words == 255, np.nan, np.exp2(words.astype(np.float64) - 127)).astype(np.float32)
+        numbers = np.where(words == 255, np.nan, np.exp2(words.astype(np.float64) - 127))
+        return np.asarray(numbers, dtype=np.float32)
     if dtype.name in _FLOAT8:
-        return _float8_values(dtype.name)[words]
+        return np.asarray(_float8_values(dtype.name)[words])
     return words
 
 

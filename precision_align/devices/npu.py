@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,10 @@ def is_real_torch_npu_loaded() -> bool:
     """Whether the real torch_npu has claimed the device type `npu` in this process."""
     module = sys.modules.get("torch_npu")
     return module is not None and not getattr(module, "is_simulated", False)
+
+
+def is_real_torch_npu_present() -> bool:
+    """Whether the real torch_npu is loaded or could be imported."""
+    if "torch_npu" in sys.modules:
+        return is_real_torch_npu_loaded()
+    return find_spec("torch_npu") is not None

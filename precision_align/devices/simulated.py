@@ -15,7 +15,7 @@ import torch
 
 from precision_align.core.errors import Unavailable
 from precision_align.devices.cpu import CpuDevice
-from precision_align.devices.npu import is_real_torch_npu_loaded
+from precision_align.devices.npu import is_real_torch_npu_loaded, is_real_torch_npu_present
 from precision_align.devices.profiles import Profile, load_profile
 
 # The Python back end of PrivateUse1 (torch._C._acc and its set-up function) came with this version.
@@ -58,7 +58,7 @@ def reserve_device() -> bool:
     """
     if is_installed() or _State.guard is not None:
         return True
-    taken = torch._C._get_privateuse1_backend_name() != "privateuseone" or find_spec("torch_npu") is not None
+    taken = torch._C._get_privateuse1_backend_name() != "privateuseone" or is_real_torch_npu_present()
     if taken or _torch_version() < _OLDEST_TORCH:
         return False
     from torch.utils.backend_registration import _DummyDeviceGuard

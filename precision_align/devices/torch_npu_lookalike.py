@@ -1,17 +1,18 @@
 """A stand-in for the module ``torch_npu``, so that code calling its fused operators runs without Ascend.
 
 Only an explicit ``install_lookalike()`` puts it into ``sys.modules``; ``torch_npu.is_simulated`` is True and the
-version says so. The operators are registered with the dispatcher as ``npu::npu_*``, as the real ones are: tools that watch
-operators see one call, on CPU tensors and on the simulated device. Numerics are a model: float32 inside, one rounding.
+version says so. The operators are registered with the dispatcher as ``npu::npu_*``, as the real ones are: tools that
+watch operators see one call, on CPU tensors and on the simulated device. Numerics are a model: float32 inside, one
+rounding.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from precision_align.core.errors import Unavailable
 from precision_align.devices import lookalike_operators as operators
 from precision_align.devices.backend import run_on_cpu
 from precision_align.devices.dispatch import open_library
+from precision_align.devices.npu import is_real_torch_npu_present
 
 VERSION = "0.0+simulated"
 
@@ -158,21 +160,13 @@ def _register() -> tuple[Any, ...]:
     return definitions, simulated
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    head_num: int,
-    input_layout: str,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def _attend(*args: Any, **kwargs: Any) -> Any:
     """npu_fusion_attention: draws the dropout mask (no bits in common with a device's), then calls the operator."""
-    keep_prob = kwargs.get("keep_prob", args[4] if len(args) > 4 else 1.0)
-    if keep_prob < 1 and kwargs.get("dropout_mask") is None:
-        shape = operators.attention_shape(query, key, head_num, input_layout)
-        kwargs["dropout_mask"] = torch.rand(shape, device=query.device) < keep_prob
-    return torch.ops.npu.npu_fusion_attention(query, key, value, head_num, input_layout, *args, **kwargs)
+    call = inspect.signature(operators.compute_fusion_attention).bind(*args, **kwargs).arguments
+    if call.get("keep_prob", 1.0) < 1 and call.get("dropout_mask") is None:
+        shape = operators.attention_shape(call["query"], call["key"], call["head_num"], call["input_layout"])
+        call["dropout_mask"] = torch.rand(shape, device=call["query"].device) < call["keep_prob"]
+    return torch.ops.npu.npu_fusion_attention(**call)
 
 
 def _make_module() -> ModuleType:
@@ -201,7 +195,7 @@ def install_lookalike() -> ModuleType:
     loaded = sys.modules.get("torch_npu")
     if loaded is not None and getattr(loaded, "is_simulated", False):
         return loaded
-    if loaded is not None or find_spec("torch_npu") is not None:
+    if is_real_torch_npu_present():
         raise Unavailable(
             "The real torch_npu is installed here; the simulated one does not hide it. Use an environment without "
             "torch_npu for simulated runs."

@@ -94,8 +94,8 @@ class MappingRow:
 
     ``symbols``: the full names it stands for in a source tree; ``function``: the formula; ``modules``: patterns of
     module class names (fnmatch, case-sensitive; with a "." they match the full name, else the last part); ``calls``:
-    operator or function names; ``replacement``: the call to write; ``reference``: the formula in plain torch; ``cases``: ids
-    or globs of this folder's cases that prove it.
+    operator or function names; ``replacement``: the call to write; ``reference``: the formula in plain torch;
+    ``cases``: ids or globs of this folder's cases that prove it.
     """
 
     id: str

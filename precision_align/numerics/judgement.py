@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -49,12 +49,19 @@ class Scale:
 
 
 def judge(
-    actual: Array, golden: Array, native: Array, scale: Scale, dtype: Dtype, limits: Limits = LIMITS
+    actual: Array,
+    golden: Array,
+    native: Array,
+    scale: Scale,
+    dtype: Dtype,
+    limits: Limits = LIMITS,
+    finite_inputs: bool = True,
 ) -> Judgement:
     """Judge a floating-point output.
 
     All arrays in float64 (complex: complex128), same shape: ``actual`` the candidate's values, ``golden`` the float64
     replay on the candidate's own inputs, ``native`` the same-dtype replay. ``dtype``: the output's logical dtype.
+    ``finite_inputs``: no NaN or Inf went in; where one did, what differs at a non-finite golden proves nothing.
     """
     if actual.shape != golden.shape or actual.shape != native.shape:
         return Judgement(Status.FAIL, f"shape {actual.shape}, the reference computes {golden.shape}")
@@ -64,8 +71,11 @@ def judge(
         return Judgement(Status.PASS, "bit-equal to the reference's own arithmetic on these inputs")
     if actual.dtype.kind == "c":
         actual, golden, native = (_as_real(part) for part in (actual, golden, native))
-        scale = _replace(scale, np.repeat(scale.values[..., None], 2, axis=-1))
-    return _judge_real(actual, golden, native, scale, dtype, limits)
+        scale = replace(scale, values=np.repeat(scale.values[..., None], 2, axis=-1))
+        found = _judge_real(actual, golden, native, scale, dtype, limits, finite_inputs)
+        metrics = {name: value // 2 if name == "worst_index" else value for name, value in found.metrics.items()}
+        return replace(found, metrics=metrics)
+    return _judge_real(actual, golden, native, scale, dtype, limits, finite_inputs)
 
 
 def judge_exact(actual: Array, expected: Array) -> Judgement:
@@ -90,19 +100,16 @@ def _as_real(values: Array) -> Array:
     return np.ascontiguousarray(values, dtype=np.complex128).view(np.float64).reshape(*values.shape, 2)
 
 
-def _replace(scale: Scale, values: Array) -> Scale:
-    return Scale(values, scale.coefficient, scale.length, scale.formula, scale.decomposable, scale.split, scale.origin)
-
-
 @dataclass(frozen=True)
 class _Work:
-    """Finite elements only, flat, plus what all tests need."""
+    """Finite elements only, flat, plus what all tests need; ``places``: their positions in the whole tensor."""
 
     actual: Array
     golden: Array
     native: Array
     scale: Array
     bound: Array
+    places: Array
     roundoff: float
 
     @property
@@ -110,30 +117,48 @@ class _Work:
         """Half precision and below: the rounding of the output hides what is smaller, so means must be tested."""
         return self.roundoff >= 2.0**-11
 
+    def select(self, mask: Array) -> _Work:
+        """Some of the elements."""
+        parts = (self.actual, self.golden, self.native, self.scale, self.bound, self.places)
+        actual, golden, native, scale, bound, places = (part[mask] for part in parts)
+        return _Work(actual, golden, native, scale, bound, places, self.roundoff)
 
-def _judge_real(actual: Array, golden: Array, native: Array, scale: Scale, dtype: Dtype, limits: Limits) -> Judgement:
+
+def _judge_real(
+    actual: Array,
+    golden: Array,
+    native: Array,
+    scale: Scale,
+    dtype: Dtype,
+    limits: Limits,
+    finite_inputs: bool,
+) -> Judgement:
     with np.errstate(all="ignore"):
         size = np.nan_to_num(np.abs(scale.values), nan=0.0, posinf=0.0)
         finite_golden = np.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0)
         bound = dtype.roundoff * np.abs(finite_golden) + scale.coefficient * _inner_roundoff(dtype) * size + dtype.eta
-        pattern = _judge_nonfinite(actual, golden, native, bound, dtype)
-        if pattern is not None:
+        pattern = _judge_nonfinite(actual, golden, native, bound, dtype, finite_inputs)
+        if pattern is not None and pattern.status == Status.FAIL:
             return pattern
         ceiling = dtype.maximum * (1 + dtype.roundoff)
         keep = np.isfinite(golden) & np.isfinite(actual) & (np.abs(golden) <= ceiling)
         if not keep.any():
-            return Judgement(Status.PASS, "every value is non-finite, in the reference's pattern")
-        kept_native = np.where(np.isfinite(native), native, golden)[keep]
-        work = _Work(actual[keep], golden[keep], kept_native, size[keep], bound[keep], dtype.roundoff)
+            return pattern or Judgement(Status.PASS, "every value is non-finite, in the reference's pattern")
+        kept_native = np.where(np.isfinite(native), native, golden)
+        places = np.flatnonzero(keep)
+        work = _Work(actual[keep], golden[keep], kept_native[keep], size[keep], bound[keep], places, dtype.roundoff)
         groups = _find_group_bias(actual, golden, native, bound, limits) if work.low and keep.all() else 0.0
-        return _judge_finite(work, scale, dtype, limits, groups)
+        found = _judge_finite(work, scale, dtype, limits, groups)
+        return found if pattern is None or found.status == Status.FAIL else pattern
 
 
 def _inner_roundoff(dtype: Dtype) -> float:
     return dtype.roundoff if dtype.name in ("float64", "complex128") else U32
 
 
-def _judge_nonfinite(actual: Array, golden: Array, native: Array, bound: Array, dtype: Dtype) -> Judgement | None:
+def _judge_nonfinite(
+    actual: Array, golden: Array, native: Array, bound: Array, dtype: Dtype, finite_inputs: bool
+) -> Judgement | None:
     """What a correctly rounded result would be, with slack around the overflow threshold."""
     ceiling = dtype.maximum * (1 + dtype.roundoff)
     expected = np.where(np.abs(golden) - bound > ceiling, np.sign(golden) * np.inf, golden)
@@ -146,6 +171,7 @@ def _judge_nonfinite(actual: Array, golden: Array, native: Array, bound: Array, 
     # an intermediate overflow that the reference's own dtype has too is not the candidate's fault
     same |= (np.isnan(native) & np.isnan(actual)) | (np.isinf(native) & (native == actual))
     bad = concerned & ~same
+    unclear = bad & ~np.isfinite(golden) if not finite_inputs else np.zeros_like(bad)
     if not bad.any():
         return None
     clipped = np.isinf(expected) & np.isfinite(actual) & (np.abs(actual) >= dtype.maximum * 0.999)
@@ -157,6 +183,8 @@ def _judge_nonfinite(actual: Array, golden: Array, native: Array, bound: Array, 
         "worst_index": float(np.argmax(bad.ravel())),
     }
     limit = Limit("nonfinite_mismatch", 0.0, "NaN and Inf stand where the reference computes them, and nowhere else")
+    if bool(unclear[bad].all()):
+        return Judgement(Status.INCONCLUSIVE, "what comes of the NaN or Inf that went in is not judged", metrics, limit)
     if saturated:
         return Judgement(
             Status.MODE, "saturation: the largest finite value where the reference overflows", metrics, limit
@@ -165,6 +193,19 @@ def _judge_nonfinite(actual: Array, golden: Array, native: Array, bound: Array, 
 
 
 def _judge_finite(work: _Work, scale: Scale, dtype: Dtype, limits: Limits, groups: float) -> Judgement:
+    flushed = (work.actual == 0) & (work.golden != 0) & (np.abs(work.golden) < dtype.smallest)
+    beyond = flushed & (np.abs(work.golden) > limits.z_warn * work.bound)
+    if not beyond.any():
+        return _judge_rounding(work, scale, dtype, limits, groups)
+    if not flushed.all():
+        rest = _judge_rounding(work.select(~flushed), scale, dtype, limits, 0.0)
+        if rest.status == Status.FAIL:
+            return rest
+    metrics = {"exceeding": float(beyond.mean()), "worst_index": float(work.places[np.argmax(beyond)])}
+    return Judgement(Status.WARN, "subnormal values flushed to zero", metrics)
+
+
+def _judge_rounding(work: _Work, scale: Scale, dtype: Dtype, limits: Limits, groups: float) -> Judgement:
     error, native_error = work.actual - work.golden, work.native - work.golden
     units, native_units = np.abs(error) / work.bound, np.abs(native_error) / work.bound
     relax = 1.0 if scale.formula else max(1.0, limits.native_slack * float(native_units.max()))
@@ -181,12 +222,9 @@ def _judge_finite(work: _Work, scale: Scale, dtype: Dtype, limits: Limits, group
         "rel_l2": _relative(error, work.golden),
         "native_rel_l2": _relative(native_error, work.golden),
         "exceeding": float(np.count_nonzero(units > limits.z_warn * relax)) / units.size,
-        "worst_index": float(np.argmax(units)),
+        "worst_index": float(work.places[np.argmax(units)]),
     }
     exceeding = units > limits.z_warn * relax
-    flushed = (work.actual == 0) & (np.abs(work.golden) < dtype.smallest)
-    if exceeding.any() and bool(flushed[exceeding].all()):
-        return Judgement(Status.WARN, "subnormal values flushed to zero", metrics)
     decomposed = _is_decomposed(work, error, exceeding, rho, scale, limits, bias)
     return _decide(metrics, decomposed, work, scale, limits)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.errors import UsageError
+from precision_align.recording.environment import find_rank
 from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups
 from precision_align.recording.plan import SOURCES, Payload, Steps, make_plan
 from precision_align.recording.session import Recorder, start_recorder
+from precision_align.storage.layout import name_rank
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class LaunchOptions:
 
 @dataclass
 class Launch:
-    """What became of a script: ``recorder`` is None where no model was called."""
+    """What became of a script: ``started`` or refused; ``recorder`` is None where no model was called."""
 
+    started: bool = False
     recorder: Optional[Recorder] = None
 
 
@@ -55,6 +57,7 @@ class _Watch:
         self._model: Optional[torch.nn.Module] = None
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
+        self._replacement: Optional[Callable[..., Any]] = None
 
     def __enter__(self) -> _Watch:
         self._wait_for_call()
@@ -78,13 +81,14 @@ class _Watch:
                 self._consider(module)
             return original(module, *args, **kwargs)
 
-        self._replaced = original
+        self._replaced, self._replacement = original, call
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def _stop_waiting(self) -> None:
-        if self._replaced is not None:
+        # where somebody has wrapped ours meanwhile it stays, and does nothing
+        if self._replaced is not None and torch.nn.Module.__call__ is self._replacement:
             torch.nn.Module.__call__ = self._replaced  # type: ignore[method-assign]
-            self._replaced = None
+        self._replaced = None
 
     def _consider(self, module: torch.nn.Module) -> None:
         """Start the session if this call is the model's; modules without parameters (transforms) are no models."""
@@ -128,18 +132,21 @@ def _resolve(name: str) -> Optional[torch.nn.Module]:
     return found if isinstance(found, torch.nn.Module) else None
 
 
-def run_script(argv: Sequence[str], options: LaunchOptions) -> Launch:
+def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Launch] = None) -> Launch:
     """Run ``argv`` (a script and its arguments, or "-m", a module name and its arguments) as ``__main__``.
 
     The first outermost call of a module starts the session; a step is what lies between two steps of an optimizer that
     holds its parameters (without one: a forward). Whatever the script raises, SystemExit included, is raised again
-    after the dump is closed. Raises UsageError where there is no such script and for options that do not fit.
+    after the dump is closed; ``launch``, if given, then tells what was recorded. Raises UsageError where there is no
+    such script and for options that do not fit.
     """
     make_plan(options.sources, options.payload, options.select, options.steps)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
     run, arguments, folder = _find_program(argv)
-    launch = Launch()
+    _check_folder(options)
+    launch = Launch() if launch is None else launch
+    launch.started = True
     with _as_main(arguments, folder), _Watch(options, launch):
         run()
     return launch
@@ -154,12 +161,20 @@ def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], st
         return (
             functools.partial(runpy.run_module, words[1], run_name="__main__", alter_sys=True),
             words[1:],
-            os.getcwd(),
+            str(Path.cwd()),
         )
     script = Path(words[0])
-    if not script.is_file():
+    if not script.exists():
         raise UsageError(f"there is no script {words[0]!r} here ({Path.cwd()})")
     return functools.partial(runpy.run_path, str(script), run_name="__main__"), words, str(script.resolve().parent)
+
+
+def _check_folder(options: LaunchOptions) -> None:
+    """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
+    own = Path(options.path) / name_rank(find_rank()[0])
+    taken = own.is_dir() and any(own.iterdir())
+    if taken and not (options.overwrite or options.append):
+        raise UsageError(f"{options.path} already holds a dump: choose another folder, --overwrite or --append")
 
 
 @contextmanager

@@ -130,6 +130,16 @@ class Recorder(BackwardListener):
         """What was not recorded so far, and why."""
         return tuple(self._tape.notes)
 
+    @property
+    def num_records(self) -> int:
+        """How many tensors were recorded so far."""
+        return self._tape.num_records
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were begun so far, recorded or not."""
+        return self._num_steps
+
     def __enter__(self) -> Recorder:
         self._open = True
         self._cleanup.enter_context(listening(self))
@@ -174,6 +184,8 @@ class Recorder(BackwardListener):
     @contextlib.contextmanager
     def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
         """One training step; ``number`` is the framework's global step, by default one more than the last."""
+        if not self._open:
+            raise UsageError("step() works inside the session: with capture(...) as recorder, with recorder.step()")
         self._end_step()
         self._begin_step(self._tape.clock.step + 1 if number is None else int(number))
         self._explicit = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from precision_align.core.dtypes import Array, dtype_of
-from precision_align.core.records import Call, TensorRecord
+from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
-from precision_align.core.trees import scalars
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
 from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
 from precision_align.replay.execution import Execution, Executor, Recorded, Style
@@ -27,6 +26,15 @@ from precision_align.replay.scales import (
     is_exact,
     is_random,
     perturb,
+)
+from precision_align.replay.slots import (
+    Slot,
+    check_shares,
+    join,
+    list_backward_slots,
+    list_cotangents,
+    list_flag_differences,
+    list_forward_slots,
 )
 from precision_align.replay.values import Resolver, dtype_name, load_tensor, to_array
 from precision_align.storage.base import Dump
@@ -83,21 +91,22 @@ class Replayer:
             return judge_random(self._dump, node, module)
         golden = self._run(node, Style(golden=True), native[0])[0]
         judging = _Judging(self, node, native[0], golden, module)
-        targets = [judging.judge_slot(slot) for slot in _list_forward_slots(node, native[0])]
-        targets += _judge_flags(node, native[0])
+        targets = [judging.judge_slot(slot) for slot in list_forward_slots(node, native[0])]
+        for child, path, text in list_flag_differences(node, native[0]):
+            targets.append(Target(child, path, None, Judgement(Status.FAIL, text)))
         return [target for target in targets if target is not None]
 
     def judge_backward(self, node: Recorded) -> list[Target]:
         """Judge the gradients that a call's own code computes: its inputs', its parameters', its children's outputs'.
         Raises NotReplayable.
         """
-        _check_shares(node)
+        check_shares(node)
         native, module = self._run_gradients(node, Style(golden=False, gradients=True))
         if is_random(module) or native.random:
             raise NotReplayable("its backward depends on a random mask that is not recorded")
         golden, _ = self._run_gradients(node, Style(golden=True, gradients=True), native)
         judging = _Judging(self, node, native, golden, module, backward=True)
-        targets = [judging.judge_slot(slot) for slot in _list_backward_slots(node)]
+        targets = [judging.judge_slot(slot) for slot in list_backward_slots(node)]
         return [target for target in targets if target is not None]
 
     def compute(self, node: Recorded, child: int, path: str, backward: bool) -> tuple[Array, Array]:
@@ -149,7 +158,7 @@ class Replayer:
     def _pull_back(self, node: Recorded, style: Style, result: Execution) -> None:
         """Vector-Jacobian product from the recorded gradients; results replace the leaves' places in ``outputs``."""
         produced, cotangents = [], []
-        for tensor, record in _list_cotangents(node, result):
+        for tensor, record in list_cotangents(node, result):
             if tensor.requires_grad:
                 produced.append(tensor)
                 loaded = self._executor.load(record, style)
@@ -165,7 +174,7 @@ class Replayer:
             if child < 0:
                 result.outputs[path if path.startswith("parameter.") else f"input.{path}"] = value.detach()
             else:
-                result.given[child, _join("output", path)] = value.detach()
+                result.given[child, join("output", path)] = value.detach()
 
 
 def judge_random(dump: Dump, node: Recorded, module: nn.Module) -> list[Target]:
@@ -178,89 +187,6 @@ def judge_random(dump: Dump, node: Recorded, module: nn.Module) -> list[Target]:
         inputs, output = to_array(load_tensor(dump, source)), to_array(load_tensor(dump, record))
         targets.append(Target(-1, path, record, judge_dropout(inputs, output, module, dtype_of(record.dtype))))
     return targets
-
-
-def _join(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if path else prefix
-
-
-def _list_forward_slots(node: Recorded, native: Execution) -> list[tuple[int, str, Optional[TensorRecord]]]:
-    slots: list[tuple[int, str, Optional[TensorRecord]]] = []
-    for index, path in native.given:
-        slots.append((index, path, node.children[index].inputs.get(path)))
-    slots += [(-1, path, node.outputs.get(path)) for path in native.outputs]
-    for path, record in node.buffers.items():
-        moment, _, name = path.partition(".")
-        if moment == "after" and name in native.buffers:
-            slots.append((-1, path, record))
-    return slots
-
-
-def _list_backward_slots(node: Recorded) -> list[tuple[int, str, Optional[TensorRecord]]]:
-    slots: list[tuple[int, str, Optional[TensorRecord]]] = []
-    for index, child in enumerate(node.children):
-        for path, record in child.gradients.items():
-            if path.partition(".")[0] == "output" and not _is_shared(child, path):
-                slots.append((index, path, record))
-    for path, record in node.gradients.items():
-        if path.partition(".")[0] in ("input", "parameter") and not record.extra.get("shared"):
-            slots.append((-1, path, record))
-    return slots
-
-
-def _is_shared(child: Recorded, path: str) -> bool:
-    """The tensor is an output of the caller too (or an input handed through): its gradient is not this code's alone."""
-    output = child.outputs.get(path[len("output") :].lstrip("."))
-    return output is None or bool(output.extra.get("same_as")) or bool(output.extra.get("returned"))
-
-
-def _list_cotangents(node: Recorded, result: Execution) -> list[tuple[torch.Tensor, TensorRecord]]:
-    pairs = []
-    for path, record in node.gradients.items():
-        if path.partition(".")[0] == "output":
-            tensor = result.outputs.get(path[len("output") :].lstrip("."))
-            if tensor is not None:
-                pairs.append((tensor, record))
-    for (index, path), tensor in result.given.items():
-        record_or_none = node.children[index].gradients.get(f"input.{path}")
-        if record_or_none is not None:
-            pairs.append((tensor, record_or_none))
-    return pairs
-
-
-def _check_shares(node: Recorded) -> None:
-    for child in node.children:
-        for path, record in child.gradients.items():
-            if path.startswith("input.") and record.extra.get("shared"):
-                raise NotReplayable(f"the gradient of {child.scope}'s {path} is a sum over all consumers")
-        needs = any(record.requires_grad for record in child.inputs.values())
-        if needs and not child.gradients and any(record.requires_grad for record in child.outputs.values()):
-            raise NotReplayable(f"the gradients of {child.scope} were not recorded")
-
-
-def _judge_flags(node: Recorded, native: Execution) -> list[Optional[Target]]:
-    """Numbers and flags that the code gives to its children, against what the candidate's gave."""
-    targets: list[Optional[Target]] = []
-    for index, flags in native.flags.items():
-        expected = dict(_plain(flags))
-        actual = dict(_plain(scalars(node.children[index].call.arguments)))
-        for path in expected:
-            if path in actual and not _is_same_flag(actual[path], expected[path]):
-                text = f"the candidate passes {path} = {actual[path]!r}, the reference {expected[path]!r}"
-                targets.append(Target(index, path, None, Judgement(Status.FAIL, text)))
-    return targets
-
-
-def _plain(flags: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    kinds = ("scalar", "float", "complex", "slice", "ellipsis", "torch.dtype", "torch.Size")
-    return [(path, leaf.get("value")) for path, leaf in flags if leaf.get("kind") in kinds]
-
-
-def _is_same_flag(actual: Any, expected: Any) -> bool:
-    if isinstance(actual, float) and isinstance(expected, (int, float)) and not isinstance(expected, bool):
-        # a Python number computed on both hosts in double precision: equal but for its last digits
-        return abs(actual - expected) <= 1e-12 * max(abs(actual), abs(expected))
-    return type(actual) is type(expected) and bool(actual == expected)
 
 
 class _Judging:
@@ -279,7 +205,7 @@ class _Judging:
         self._native, self._golden, self._module = native, golden, module
         self._draws: Optional[list[Execution]] = None
 
-    def judge_slot(self, slot: tuple[int, str, Optional[TensorRecord]]) -> Optional[Target]:
+    def judge_slot(self, slot: Slot) -> Optional[Target]:
         child, path, record = slot
         if record is None or record.reason:
             return None
@@ -397,6 +323,3 @@ def _compare_kinds(actual: str, expected: str) -> Optional[Judgement]:
     if ours.kind != theirs.kind or not ours.is_floating or ours.roundoff > theirs.roundoff:
         return Judgement(Status.FAIL, f"dtype {actual}, the reference computes {expected}")
     return None
-
-
-__all__ = ["Call", "Replayer", "Target"]

@@ -74,7 +74,7 @@ def list_steps(dump: Dump) -> list[int]:
 
 
 def read_values(dump: Dump, record: TensorRecord) -> tuple[Array | None, str]:
-    """The numbers of a tensor, or None and why they are not there. A payload whose hash does not fit counts as absent."""
+    """The numbers of a tensor, or None and why they are not there. A damaged payload counts as absent."""
     try:
         return dump.values(record.key), ""
     except KeyError:

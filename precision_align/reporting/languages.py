@@ -29,7 +29,7 @@ def say(language: str, key: str, **values: object) -> str:
 
 
 def translate(language: str, key: str, fallback: str) -> str:
-    """As :func:`say` without values, or ``fallback`` where the key is not one of ours (a foreign metric, a new role)."""
+    """As :func:`say` without values, or ``fallback`` where the key is not ours (a foreign metric, a new role)."""
     return say(language, key) if key in TEXTS else fallback
 
 
@@ -61,11 +61,12 @@ _VERDICTS = {
         "No output of the model and no step could be judged: {judged} of {recorded} records judged.",
         "模型的输出和训练步骤都无法判定：共 {recorded} 条记录，判定了 {judged} 条。",
     ),
-    "place.module": ("in {scope}", "模块 {scope} 内"),
-    "place.inline": ("in the inline code of {scope}", "模块 {scope} 自身的代码中"),
-    "place.inputs": ("at the inputs of {scope}", "{scope} 的输入处"),
-    "place.parameters": ("at the parameters of {scope}", "{scope} 的参数处"),
-    "place.optimizer": ("in the optimizer's update of {scope}", "优化器对 {scope} 的更新中"),
+    "place.module": ("in {module}", "{module} 内"),
+    "place.inline": ("in the inline code of {module}", "{module} 自身的代码中"),
+    "place.inputs": ("at the inputs of {module}", "{module} 的输入处"),
+    "place.parameters": ("at the parameters of {module}", "{module} 的参数处"),
+    "place.optimizer": ("in the optimizer's update of {module}", "优化器对 {module} 的更新中"),
+    "module": ("module {name}", "模块 {name}"),
     "root": ("the model itself", "模型整体"),
 }
 

@@ -233,8 +233,12 @@ def _render_others(screen: _Screen, report: Findings) -> list[str]:
     others = [found for found in report.frontier if found != report.first]
     if not others:
         return []
-    places = ", ".join(name_scope(found.scope, screen.language) for found in others[:3])
+    places = ", ".join(_name_place(screen, found) for found in others[:3])
     return screen.field("others", screen.say("others.text", count=len(others), places=places))
+
+
+def _name_place(screen: _Screen, found: Divergence) -> str:
+    return f"{name_scope(found.scope, screen.language)} ({screen.say(f'phase.short.{found.phase}')})"
 
 
 def _phrase_curve(screen: _Screen, curve: Curve) -> str:

@@ -41,14 +41,15 @@ def _escape(character: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, whole numbers whole, non-finite ones by name."""
+    """Three significant digits, whole numbers below a million whole, non-finite ones by name."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Inf" if value > 0 else "-Inf"
     if float(value).is_integer() and abs(value) < 1e6:
         return str(int(value))
-    return f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def format_share(share: float) -> str:
@@ -101,7 +102,9 @@ def count_statuses(records: Iterable[RecordResult]) -> dict[Status, int]:
 
 def phrase_place(found: Divergence, language: str = "en", mark: Callable[[str], str] = str) -> str:
     """ "in the inline code of encoder.layers.0": where, as a part of a sentence; ``mark`` sets off the module."""
-    return say(language, f"place.{found.site}", scope=mark(name_scope(found.scope, language)))
+    name = mark(name_scope(found.scope, language))
+    module = say(language, "module", name=name) if found.scope else name
+    return say(language, f"place.{found.site}", module=module)
 
 
 def phrase_verdict(findings: Findings, language: str = "en", mark: Callable[[str], str] = str) -> str:

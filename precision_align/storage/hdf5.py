@@ -131,15 +131,15 @@ class Hdf5Sink:
         if not self._accepts():
             return
         self._info = info
-        self._enqueue(_EndStep(last=True))
         self._closed = True
+        self._queue.put(_EndStep(last=True))
         self._thread.join()
         self._series.close()
         self._write_run(closed=True)
         atexit.unregister(self._at_exit)
 
     def _accepts(self) -> bool:
-        # A forked child (a data loader's worker) has no writer thread: its queue would fill up, and nobody would wake it.
+        # A forked child (a data loader's worker) has no writer thread: its queue would fill up and nobody would wake it.
         return not self._closed and os.getpid() == self._process
 
     def _enqueue(self, item: _Item, nbytes: int = 0) -> None:

@@ -277,6 +277,11 @@ def run_training():
     return train
 
 
+@pytest.fixture(name="loss_of")
+def loss_of_fixture():
+    return loss_of
+
+
 @pytest.fixture
 def sink():
     return make_sink()

@@ -1,0 +1,132 @@
+"""``precision-align capture``: record a run of an unchanged training script."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import traceback
+from typing import Any
+
+from precision_align.cli.output import print_json, print_log
+from precision_align.cli.parsers import PROGRAM
+from precision_align.core.errors import PrecisionAlignError
+
+SUMMARY = "record a run of an unchanged training script"
+
+NOT_CAPTURED = 3  # the dump that was asked for does not exist
+_TIERS = "fingerprint, statistics, sketch, sample or full"
+
+_EPILOGUE = f"""\
+Everything after -- is the script and its own arguments, or -m MODULE and its arguments:
+  {PROGRAM} capture -o runs/reference --steps 0-3 -- train.py --epochs 1
+  torchrun --nproc-per-node 2 --no-python {PROGRAM} capture -o runs/ddp -- train.py
+The script runs as it would by itself; what it prints and its exit status stay its own.
+Exit status: the script's; 3 where it ended well but called no model.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to, how much, and the script."""
+    parser.epilog = _EPILOGUE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = f"{PROGRAM} capture -o DUMP [options] -- script.py [arguments]"
+    parser.add_argument("-o", "--output", metavar="DUMP", required=True, help="the folder to write")
+    parser.add_argument("--steps", metavar="LIST", help='which steps, such as "3,10-12" (default: all)')
+    parser.add_argument(
+        "--payload",
+        metavar="[GLOB=]TIER",
+        action="append",
+        default=[],
+        help=f"how much of each tensor is kept: {_TIERS} (default: full); with GLOB for these modules only, the last "
+        "match wins; may be given more than once",
+    )
+    parser.add_argument("--select", metavar="GLOB", action="append", help="record tensors of these modules only")
+    parser.add_argument(
+        "--sources",
+        metavar="LIST",
+        default="modules,gradients,parameters,optimizer",
+        help="what to record, by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:ATTRIBUTE",
+        help="the model, such as __main__:model (default: the first module with parameters that is called)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
+    parser.add_argument("--append", action="store_true", help="go on in the dump that is there")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- script.py ...", help="what to run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script. Returns its exit status."""
+    from precision_align.recording.launching import Launch, LaunchOptions, run_script
+
+    options = LaunchOptions(
+        path=arguments.output,
+        steps=arguments.steps,
+        payload=read_payload(arguments.payload),
+        select=arguments.select,
+        sources=[part.strip() for part in arguments.sources.split(",") if part.strip()],
+        model=arguments.model,
+        overwrite=arguments.overwrite,
+        append=arguments.append,
+    )
+    words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    launch = Launch()
+    status = 0
+    try:
+        run_script(words, options, launch)
+    except SystemExit as stop:
+        status = read_status(stop)
+    except PrecisionAlignError:
+        raise
+    except Exception as error:
+        if not launch.started:  # a fault of ours: the script has not run
+            raise
+        print_log("".join(traceback.format_exception(type(error), error, own_frames(error))).rstrip())
+        status = 1
+    return report(launch.recorder, arguments, status)
+
+
+def read_payload(words: list[str]) -> dict[str, str]:
+    """Scope glob -> tier from "[GLOB=]TIER" words; "*" where no glob is given."""
+    pairs = [word.rpartition("=") for word in words]
+    return {glob or "*": tier for glob, _, tier in pairs} if pairs else {"*": "full"}
+
+
+def read_status(stop: SystemExit) -> int:
+    """The exit status that the interpreter would give; a text goes to stderr."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print_log(str(stop.code))
+    return 1
+
+
+def own_frames(error: BaseException) -> Any:
+    """The traceback from the script's first line on, as if it had been started by itself."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_starter(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_starter(filename: str) -> bool:
+    return filename.startswith("<frozen runpy") or filename.endswith(("runpy.py", "launching.py", "capture.py"))
+
+
+def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
+    """Say what was recorded, and what to type next."""
+    if recorder is None:
+        print_log(
+            "nothing was recorded: the script called no torch module with parameters"
+            + (f", or {arguments.model} did not exist when one was called" if arguments.model else "")
+        )
+        return status or NOT_CAPTURED
+    for note in recorder.notes:
+        print_log(f"note: {note}")
+    print_log(f"{arguments.output}: {recorder.num_steps} steps, {recorder.num_records} tensors")
+    print_log(f"next: {PROGRAM} show {shlex.quote(arguments.output)}")
+    if arguments.json:
+        counts = {"steps": recorder.num_steps, "records": recorder.num_records}
+        print_json({"dump": arguments.output, "status": status, **counts, "notes": list(recorder.notes)})
+    return status

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Sets up a fresh machine and runs every check: format, lint, types, layers, Python floor, tests with branch coverage.
+# Usage: bash tests/run.sh [pytest arguments]; environment: VENV (default .venv-test), PYTHON (default python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+VENV=${VENV:-.venv-test}
+PYTHON=${PYTHON:-python3}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0
+
+step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
+
+step "chromium"
+if ! command -v chromium >/dev/null; then
+  if [ "$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi
+  $SUDO apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive $SUDO apt-get install -y -qq chromium >/dev/null
+fi
+
+step "python packages"
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+# The range lets pip take a CPU build that is at hand; newer ones bring gigabytes of CUDA along.
+"$VENV/bin/pip" install -q "torch>=2.5,<2.14" -e ".[test]"
+PATH="$PWD/$VENV/bin:$PATH"
+
+step "format, lint, types, layers, Python floor"
+ruff format --check --quiet .
+ruff check --quiet .
+mypy
+lint-imports --no-cache >/dev/null || lint-imports --no-cache
+vermin --no-tips --quiet --target=3.9- --violations \
+  precision_align/core precision_align/numerics precision_align/storage precision_align/devices precision_align/replay \
+  precision_align/recording precision_align/cli/capture.py precision_align/cli/doctor.py precision_align/cli/case.py
+
+step "tests"
+pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --durations=10 "$@"
