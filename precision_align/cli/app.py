@@ -20,6 +20,7 @@ from precision_align.reporting.languages import LANGUAGES, detect_language, say,
 
 VERBS = ("demo", "capture", "show", "compare", "loss", "case", "map", "doctor", "report")
 
+HELP_WIDTH = 80
 CRASHED = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -79,13 +80,15 @@ def phrase_crash(error: BaseException, language: str) -> str:
 
 def render_help(language: str) -> str:
     """The root help: every verb with its summary, from the tables alone."""
+    from precision_align.reporting.terminal import fold
+
     width = max(len(verb) for verb in VERBS) + 2
     verbs = [f"  {verb:<{width}}{say(language, f'verb.{verb}')}" for verb in VERBS]
     options = (("-h, --help", "help"), ("--version", "version"), ("--lang en|zh", "lang"), ("--json", "json"))
     lines = [
         say(language, "cli.usage", program=PROGRAM),
         "",
-        say(language, "cli.description"),
+        *fold(say(language, "cli.description"), HELP_WIDTH),
         "",
         f"{say(language, 'cli.verbs')}:",
         *verbs,

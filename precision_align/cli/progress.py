@@ -22,6 +22,7 @@ class Progress:
         self._live = self._stream.isatty()
         self._start = clock()
         self._drawn = self._start + QUIET_SECONDS - (_REDRAW_SECONDS if self._live else _LOG_SECONDS)
+        self._first: tuple[float, int] | None = None
         self._width = 0
 
     def __enter__(self) -> Progress:
@@ -37,11 +38,13 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Say that ``done`` of ``total`` is behind us; ``total`` 0 where it is not known."""
         now = self._clock()
+        # the rate counts from the first call: what came before was loading, not work
+        self._first = self._first or (now, done)
         pause = _REDRAW_SECONDS if self._live else _LOG_SECONDS
         if now - self._start < QUIET_SECONDS or now - self._drawn < pause:
             return
         self._drawn = now
-        text = phrase_progress(self._label, done, total, now - self._start)
+        text = phrase_progress(self._label, done, total, done - self._first[1], now - self._first[0])
         if self._live:
             self._stream.write("\r" + text.ljust(self._width))
             self._width = len(text)
@@ -50,12 +53,13 @@ class Progress:
         self._stream.flush()
 
 
-def phrase_progress(label: str, done: int, total: int, seconds: float) -> str:
-    """ "judging 120/800, 60.0/s, 11 s left"."""
-    rate = done / seconds if seconds > 0 else 0.0
-    parts = [f"{label} {done}/{total}" if total else f"{label} {done}", f"{rate:.3g}/s"]
-    if total and rate > 0:
-        parts.append(f"{format_seconds((total - done) / rate)} left")
+def phrase_progress(label: str, done: int, total: int, counted: int, seconds: float) -> str:
+    """ "judging 120/800, 60/s, 11 s left"; ``counted`` items took ``seconds``."""
+    rate = counted / seconds if seconds > 0 else 0.0
+    parts = [f"{label} {done}/{total}" if total else f"{label} {done}"]
+    if rate > 0:
+        parts.append(f"{rate:.3g}/s")
+        parts += [f"{format_seconds((total - done) / rate)} left"] if total else []
     return ", ".join(parts)
 
 

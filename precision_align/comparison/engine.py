@@ -118,6 +118,16 @@ class Engine:
             return None
         return record, values.astype(np.complex128 if values.dtype.kind == "c" else np.float64), found[0]
 
+    def _note_flags(self) -> list[str]:
+        """Modules in training mode on one side and in evaluation mode on the other."""
+        pairs = self._alignment.pairs.items()
+        scopes = [node.scope or "(root)" for node, other in pairs if node.call.training != other.call.training]
+        unique = list(dict.fromkeys(scopes))
+        if not unique:
+            return []
+        more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
+        return [f"training flag differs from the reference's in {', '.join(unique[:3])}{more}"]
+
     def _find_partner_step(self, nodes: list[Node]) -> int | None:
         for node in nodes:
             partner = self._alignment.units.get(node.unit)
@@ -156,6 +166,10 @@ class Engine:
             notes += [f"{name}: {note}" for note in side.dump.notes]
             if side.recomputed:
                 notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
+        notes += self._note_flags()
+        lacking = sum(row.status == Status.MISSING for row in rows)
+        if lacking:
+            notes.append(f"{lacking} records stand on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} records inconclusive: {note}" for note, count in reasons.most_common(12)]
         return list(dict.fromkeys(notes))

@@ -87,17 +87,16 @@ class ForwardJudge:
         return replace(row, metrics={**row.metrics, "amplification": out / entered, "raw_rel_l2_in": entered})
 
     def _judge_flags(self, node: Node, verdicts: Verdicts) -> list[RecordResult]:
+        """Numbers and flags that are no tensors: shown at a tensor of the same call."""
         rows = []
         for (child, path), (judgement, record) in verdicts.items():
-            if record is None and child >= 0:
-                shown = next(iter(node.children[child].inputs.values()), None)
-                shown = shown or next(iter(node.children[child].outputs.values()), None)
-                if shown is not None:
-                    rows.append(
-                        make_row(
-                            shown, self._blame(node, child), judgement.status, "replay", note=f"{path}: {judgement.why}"
-                        )
-                    )
+            if record is not None:
+                continue
+            holder = node if child < 0 else node.children[child]
+            records = [*holder.outputs.values()] if child < 0 else [*holder.inputs.values(), *holder.outputs.values()]
+            if records:
+                note = f"{path}: {judgement.why}"
+                rows.append(make_row(records[0], self._blame(node, child), judgement.status, "replay", note=note))
         return rows
 
     def _blame(self, node: Node, child: int) -> Blame:
@@ -148,6 +147,7 @@ class ForwardJudge:
             return False
         same = node.call.training == partner.call.training
         same = same and scalars(node.call.arguments) == scalars(partner.call.arguments)
+        same = same and scalars(node.call.output) == scalars(partner.call.output)
         return same and self._raw.are_equal(self._sources(node))
 
     def _sources_close(self, node: Node, before: int) -> bool:

@@ -37,7 +37,7 @@ class ReplayProvider:
         root = _make_root(replay)
         candidate = alignment.candidate
         locate = _make_locator(root, candidate.dump.info.aliases, candidate.names)
-        self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes)
+        self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes, self._find_training)
         self._load_error = ""
 
     def load(self, rank: int, step: int) -> None:
@@ -48,8 +48,8 @@ class ReplayProvider:
         records: dict[tuple[str, str], TensorRecord] = {}
         for role in (Role.PARAMETER, Role.BUFFER):
             records.update(candidate.select_state(rank, step, role, Phase.FORWARD))
-        for scope, others in candidate.dump.info.parameters.items():
-            _add_tied(records, scope, others, candidate.names)
+        for name, others in candidate.dump.info.parameters.items():
+            _add_tied(records, name, others, candidate.names)
         self._load_error = ""
         try:
             self._replayer.load(records)
@@ -104,6 +104,11 @@ class ReplayProvider:
         if partner is not None and partner.call.attributes is not None:
             return partner.call.attributes
         return node.call.attributes
+
+    def _find_training(self, node: Node) -> bool:
+        """The reference's training flag is part of the specification, too."""
+        partner = self._alignment.pairs.get(node)
+        return node.call.training if partner is None else partner.call.training
 
 
 def _make_root(replay: Any) -> Any:

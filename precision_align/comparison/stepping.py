@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from precision_align.alignment.side import Side
-from precision_align.comparison.optimizers import build_update, compare_hyperparameters, find_step
+from precision_align.comparison.optimizers import build_update, compare_hyperparameters, find_step, split_owner
 from precision_align.comparison.raw import Gap, RawComparer, is_equal
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import Blame, make_row, row_from_judgement, row_from_raw
@@ -46,8 +46,15 @@ class StateJudge:
         for role in (Role.PARAMETER, Role.BUFFER):
             ours = self._candidate.select_state(rank, step, role, Phase.FORWARD)
             theirs = self._reference.select_state(rank, partner, role, Phase.FORWARD)
-            for place, record in ours.items():
-                rows.append(self._judge_value(place, record, theirs.get(place), is_first and step == 0))
+            known = add_tied(self._reference, theirs)
+            pairs = [(place, record, known.get(place)) for place, record in ours.items()]
+            # tied here, but two parameters there: the second name has values of its own to be held against
+            pairs += [
+                (place, record, theirs[place])
+                for place, record in add_tied(self._candidate, ours).items()
+                if place not in ours and place in theirs
+            ]
+            rows += [self._judge_value(*pair, is_first and step == 0) for pair in pairs]
         return rows
 
     def _judge_value(
@@ -181,6 +188,17 @@ def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
     if not notes or row.status not in (Status.FAIL, Status.WARN, Status.INCONCLUSIVE):
         return row
     return replace(row, note="; ".join([*notes, row.note]))
+
+
+def add_tied(side: Side, records: Found) -> Found:
+    """Records of parameters under all their names: tied ones are stored under the first."""
+    found = dict(records)
+    for name, others in side.dump.info.parameters.items():
+        first = split_owner(side, name)
+        for other in others:
+            if first in records:
+                found.setdefault(split_owner(side, other), records[first])
+    return found
 
 
 def _is_rounding(gap: Gap, record: TensorRecord) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch_npu
 from torch import Tensor, nn
 
-from precision_align.demo.model import CausalAttention, RMSNorm, RotaryEmbedding, SwiGLU
+from precision_align.demo.model import CausalAttention, InterleavedRotaryEmbedding, RMSNorm, SwiGLU
 
 
 def rotate_interleaved(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -63,9 +63,9 @@ def forward_attention(self: CausalAttention, query: Tensor, key: Tensor, value: 
 
 
 def make_rotary_forward(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Any]:
-    """A forward for RotaryEmbedding that turns queries and keys with ``rotate``."""
+    """A forward for InterleavedRotaryEmbedding that turns queries and keys with ``rotate``."""
 
-    def forward_rotary(self: RotaryEmbedding, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_rotary(self: InterleavedRotaryEmbedding, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         length = query.shape[-2]
         cosine, sine = self.cosine[:, :, :length], self.sine[:, :, :length]
         return rotate(query, cosine, sine), rotate(key, cosine, sine)
@@ -75,11 +75,14 @@ def make_rotary_forward(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> C
 
 RIGHT: Mapping[type[nn.Module], Callable[..., Any]] = {
     RMSNorm: forward_rms_norm,
-    RotaryEmbedding: make_rotary_forward(rotate_interleaved),
+    InterleavedRotaryEmbedding: make_rotary_forward(rotate_interleaved),
     SwiGLU: forward_swiglu,
     CausalAttention: forward_attention,
 }
-WRONG: Mapping[type[nn.Module], Callable[..., Any]] = {**RIGHT, RotaryEmbedding: make_rotary_forward(rotate_by_default)}
+WRONG: Mapping[type[nn.Module], Callable[..., Any]] = {
+    **RIGHT,
+    InterleavedRotaryEmbedding: make_rotary_forward(rotate_by_default),
+}
 
 
 def replace_operators(model: nn.Module, forwards: Mapping[type[nn.Module], Callable[..., Any]]) -> int:
@@ -94,8 +97,9 @@ def replace_operators(model: nn.Module, forwards: Mapping[type[nn.Module], Calla
 
 
 def rotate_in_case(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, compact: bool = False) -> Tensor:
-    """The wrong replacement in the form that the operator library's cases of ``rope`` call."""
+    """The wrong replacement in the form in which the operator library's cases of ``rope`` call one."""
     if compact:
         cos, sin = cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+    width = cos.shape[-1]
     tables = [table.to(x.dtype).expand(1, 1, *table.shape[-2:]).contiguous() for table in (cos, sin)]
-    return rotate_by_default(x, *tables)
+    return torch.cat((rotate_by_default(x[..., :width].contiguous(), *tables), x[..., width:]), dim=-1)

@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
         return (x.float() * torch.rsqrt(variance + self.eps)).to(x.dtype) * self.weight
 
 
-class RotaryEmbedding(nn.Module):
+class InterleavedRotaryEmbedding(nn.Module):
     """Rotary position embedding in GPT-J's layout: dimensions 2i and 2i + 1 form the pair that is rotated.
 
     Takes queries and keys of shape (batch, heads, length, head size) and returns both, rotated.
@@ -92,7 +92,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.rotary = RotaryEmbedding(config.head_size, config.context)
+        self.rotary = InterleavedRotaryEmbedding(config.head_size, config.context)
         self.core = CausalAttention()
         self.output = nn.Linear(config.hidden, config.hidden, bias=False)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ class Settings:
 
     ``device``: "cpu", "cuda", "npu" or "simulated"; ``operators``: whose forwards the mapped modules run; ``batch`` and
     ``length``: sequences a step and bytes a sequence; ``warmup``: steps of linearly rising learning rate; ``start``: a
-    checkpoint to go on from; ``dump``: where to record, and ``record``: which steps; ``seed``: of the data order.
+    checkpoint to go on from; ``dump``: where to record, and ``record``: which steps; ``seed``: of the data order;
+    ``fault``: what else to break, as ``KIND@MODULE[:OP[:PHASE]][:KEY=VALUE]``.
     """
 
     device: str = "cpu"
@@ -45,6 +46,7 @@ class Settings:
     start: str | None = None
     dump: str | None = None
     record: str = "0-1"
+    fault: str | None = None
 
 
 def train(settings: Settings, report: Callable[[int, float], None] | None = None) -> tuple[nn.Module, list[float]]:
@@ -55,7 +57,7 @@ def train(settings: Settings, report: Callable[[int, float], None] | None = None
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / settings.warmup))
     batches = draw_batches(load_text(), settings.batch, settings.length, settings.seed)
     losses = []
-    with open_recorder(model, optimizer, settings) as recorder:
+    with break_model(model, settings.fault), open_recorder(model, optimizer, settings) as recorder:
         for step, (tokens, targets) in zip(range(settings.steps), batches):
             with recorder.step() if recorder else nullcontext():
                 loss = model(tokens.to(device), targets.to(device))
@@ -73,21 +75,30 @@ def open_recorder(model: nn.Module, optimizer: torch.optim.Optimizer, settings: 
     """The capture session, or nothing where no dump is wanted."""
     if settings.dump is None:
         return nullcontext()
-    return precision_align.capture(model, settings.dump, optimizer=optimizer, steps=settings.record)
+    return precision_align.capture(model, settings.dump, optimizer=optimizer, steps=settings.record, overwrite=True)
+
+
+def break_model(model: nn.Module, fault: str | None) -> AbstractContextManager[Any]:
+    """The model with a named fault inside the block, to see how a fault of that kind looks."""
+    if fault is None:
+        return nullcontext()
+    from precision_align.devices.injection import inject
+
+    return inject(model, fault)
 
 
 def prepare_device(name: str) -> torch.device:
     """The torch device. "simulated" makes an emulated NPU (not Ascend) and a look-alike of torch_npu here."""
-    if name != "simulated" and not name.startswith("simulated:"):
+    if name.partition(":")[0] != "simulated":
         if name == "npu":
             import torch_npu  # noqa: F401, makes the device known to torch
         return torch.device(name)
-    from precision_align.devices.selection import open_device
+    from precision_align.devices.simulated import install_simulated
     from precision_align.devices.torch_npu_lookalike import install_lookalike
 
-    device = open_device(name)
+    install_simulated(name.partition(":")[2] or "ascend910b")
     install_lookalike()
-    return torch.device(device.kind)
+    return torch.device("npu")
 
 
 def prepare_model(settings: Settings) -> nn.Module:
@@ -125,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--start", help="checkpoint to go on from")
     parser.add_argument("--save", help="write the trained weights here")
     parser.add_argument("--dump", help="record the run here")
+    parser.add_argument("--fault", help="break the model: KIND@MODULE[:OP[:PHASE]][:KEY=VALUE]")
     parser.add_argument("--record", default=Settings.record, help="which steps to record (default: 0-1)")
     arguments = vars(parser.parse_args(argv))
     save = arguments.pop("save")

@@ -7,6 +7,7 @@ A DLPack capsule carries the device as two 32-bit integers. Rewriting them betwe
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 _as_strided = torch.ops.aten.as_strided.default._op_dk
-_view_dtype = torch.ops.aten.view.dtype._op_dk
 
 # DLPack has no code for these; they travel as words of the same width.
 _AS_WORDS = {torch.complex32: torch.int32}
@@ -47,9 +47,7 @@ def _retag_any(tensor: torch.Tensor, device_type: int) -> torch.Tensor:
     words = _AS_WORDS.get(tensor.dtype)
     if words is None:
         return _retag(tensor, device_type)
-    in_words = _retag(_view_dtype(DispatchKey.CPU, tensor, words), device_type)
-    alias: torch.Tensor = _view_dtype(DispatchKey.CPU, in_words, tensor.dtype)
-    return alias
+    return _retag(tensor.view(words), device_type).view(tensor.dtype)
 
 
 def alias_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,11 +62,32 @@ def alias_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def alias_on_npu(tensor: torch.Tensor) -> torch.Tensor:
     """An `npu` tensor over the memory of a CPU tensor; pending conj and neg are carried out first."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise NotImplementedError(f"The simulated NPU holds dense tensors only, not {kind}; keep this one on the CPU.")
     if tensor.numel() == 0:
         alias = _retag_any(torch.empty(1, dtype=tensor.dtype), _EXTENSION_TYPE)
         empty: torch.Tensor = _as_strided(DispatchKey.CPU, alias, tensor.shape, tensor.stride(), 0)
         return empty
+    if tensor._is_zerotensor():
+        # It has no memory; operators on the CPU know, a plain tensor on the device cannot.
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
     return _retag_any(tensor.resolve_conj().resolve_neg(), _EXTENSION_TYPE)
+
+
+def restride(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A view of an `npu` tensor's storage, ``offset`` elements from its start."""
+    view: torch.Tensor = _as_strided(DispatchKey.CPU, tensor, shape, stride, offset)
+    return view
+
+
+def check_index(device: Any) -> None:
+    """Raise RuntimeError for any device but index 0; there is one simulated device."""
+    if device is None:
+        return
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index not in (None, 0, -1):
+        raise RuntimeError(f"The simulated NPU has one device, npu:0; {device!r} was asked for.")
 
 
 def is_on_npu(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from precision_align.devices.aliasing import alias_on_cpu, alias_on_npu, is_on_npu
+from precision_align.devices.aliasing import alias_on_cpu, alias_on_npu, check_index, is_on_npu, restride
 from precision_align.devices.dispatch import DispatchKey, Execution, find_operator, open_library, run_operator
 
 # These only make another view of a storage and are the same code on every device.
@@ -21,7 +21,6 @@ _METADATA_OPERATORS = frozenset(
     [
         "aten::as_strided",
         "aten::view",
-        "aten::view.dtype",
         "aten::_reshape_alias",
         "aten::unfold",
         "aten::set_",
@@ -40,6 +39,7 @@ _NOT_GENERATED = frozenset(
         "aten::_copy_from_and_resize",
         "aten::convolution_overrideable",
         "aten::convolution_backward_overrideable",
+        "aten::resize_",
         "aten::_pin_memory",
         "aten::is_pinned",
         "aten::copy_",
@@ -76,12 +76,13 @@ def is_native() -> bool:
 class _Signature:
     """What the fallback must know of an operator's schema.
 
-    ``name``: with namespace and overload; ``written``: (position, name) of arguments that it writes to; ``returned``:
+    ``name``: with namespace and overload; ``factors``: positions of arguments that must be tensors; ``written``: (position, name) of arguments that it writes to; ``returned``:
     for each result the (position, name) of the argument that it is, or None for a new tensor.
     """
 
     name: str
     metadata_only: bool
+    factors: tuple[int, ...]
     written: tuple[tuple[int, str], ...]
     returned: tuple[tuple[int, str] | None, ...]
 
@@ -109,7 +110,8 @@ def _read_signature(operator: Any) -> _Signature:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     name = _qualified_name(schema)
-    return _Signature(name, name in _METADATA_OPERATORS, written, returned)
+    factors = tuple(place for place, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor")
+    return _Signature(name, name in _METADATA_OPERATORS, factors, written, returned)
 
 
 def _signature_of(operator: Any) -> _Signature:
@@ -131,6 +133,7 @@ def _to_cpu(value: Any, aliases: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_to_cpu(item, aliases) for item in value]
     if isinstance(value, torch.device) and value.type == "npu":
+        check_index(value)
         return torch.device("cpu")
     return value
 
@@ -153,10 +156,34 @@ def _follow_reshape(original: Any, alias: Any) -> None:
     if isinstance(original, (list, tuple)):
         for one, other in zip(original, alias):
             _follow_reshape(one, other)
-    elif is_on_npu(original) and (
-        original.shape != alias.shape or original.stride() != alias.stride() or original.data_ptr() != alias.data_ptr()
-    ):
-        original.data = alias_on_npu(alias)
+    elif is_on_npu(original) and not _look_alike(original, alias):
+        storage = original.untyped_storage()
+        start = alias.data_ptr() - storage.data_ptr()
+        if 0 <= start < storage.nbytes():
+            # The same memory: keep the storage object, other views hold it too.
+            original.data = restride(original, alias.shape, alias.stride(), start // alias.element_size())
+        else:
+            original.data = alias_on_npu(alias)
+
+
+def _look_alike(original: torch.Tensor, alias: torch.Tensor) -> bool:
+    same_view = original.shape == alias.shape and original.stride() == alias.stride()
+    return same_view and (original.numel() == 0 or original.data_ptr() == alias.data_ptr())
+
+
+def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+    """resize_: aliases cannot grow a storage, so a larger one takes the old elements along."""
+    wanted = torch.empty(size, dtype=tensor.dtype, memory_format=memory_format or torch.contiguous_format)
+    offset, storage = tensor.storage_offset(), tensor.untyped_storage()
+    if (offset + wanted.numel()) * wanted.element_size() <= storage.nbytes():
+        tensor.data = restride(tensor, wanted.shape, wanted.stride(), offset)
+        return tensor
+    kept = storage.nbytes() // wanted.element_size() - offset
+    if tensor.numel():
+        flat = alias_on_cpu(restride(tensor, (kept,), (1,), offset))
+        wanted.as_strided((kept,), (1,)).copy_(flat)
+    tensor.data = alias_on_npu(wanted)
+    return tensor
 
 
 def _refuse_mixed_devices(signature: _Signature, args: Sequence[Any]) -> None:
@@ -179,12 +206,21 @@ def run_on_cpu(operator: Any, *args: Any, **kwargs: Any) -> Any:
     aliases: dict[int, torch.Tensor] = {}
     cpu_args = [_to_cpu(value, aliases) for value in args]
     cpu_kwargs = {name: _to_cpu(value, aliases) for name, value in kwargs.items()}
-    result = _Current.execution(operator, cpu_args, cpu_kwargs)
+    result = _Current.execution(_take_numbers(operator, signature, args), cpu_args, cpu_kwargs)
     for place in signature.written:
         original = _pick(place, args, kwargs)
         if original is not None:
             _follow_reshape(original, _pick(place, cpu_args, cpu_kwargs))
     return _collect_results(signature, result, args, kwargs)
+
+
+def _take_numbers(operator: Any, signature: _Signature, args: Sequence[Any]) -> Any:
+    """The overload for plain numbers where one stands for a tensor: boxing turns wrapped numbers into Python's."""
+    if operator._schema.overload_name != "Tensor":
+        return operator
+    if any(isinstance(args[place], (int, float, complex)) for place in signature.factors if place < len(args)):
+        return getattr(operator.overloadpacket, "Scalar", operator)
+    return operator
 
 
 def _collect_results(signature: _Signature, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -206,6 +242,7 @@ def _empty(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> torch.Tensor:
+    check_index(device)
     return alias_on_npu(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
 
 
@@ -218,6 +255,7 @@ def _empty_strided(
     device: Any = None,
     pin_memory: Any = None,
 ) -> torch.Tensor:
+    check_index(device)
     return alias_on_npu(torch.empty_strided(size, stride, dtype=dtype))
 
 
@@ -276,11 +314,12 @@ def register_kernels() -> list[Any]:
                 kernels.impl(name[len("aten::") :], _bind(operator))
     kernels.impl("empty.memory_format", _empty)
     kernels.impl("empty_strided", _empty_strided)
+    kernels.impl("resize_", _resize)
     kernels.impl("_copy_from", _copy_from)
     kernels.impl("_copy_from_and_resize", _copy_from_and_resize)
     kernels.impl("convolution_overrideable", _convolution)
     kernels.impl("convolution_backward_overrideable", _convolution_backward)
-    return [anything, kernels, *_let_lazy_views_through()]
+    return [anything, kernels, *_let_lazy_views_through(), *_let_pinning_pass()]
 
 
 def _let_lazy_views_through() -> list[Any]:
@@ -292,3 +331,16 @@ def _let_lazy_views_through() -> list[Any]:
             library.impl(name, torch.library.fallthrough_kernel)
         libraries.append(library)
     return libraries
+
+
+def _let_pinning_pass() -> list[Any]:
+    """Without a pinned allocator, ``pin_memory`` of a CPU tensor raises once this device is the accelerator.
+
+    Data loaders pin by default in many scripts; an ordinary copy is what they get. A CUDA build keeps its own.
+    """
+    if torch.cuda.is_available():
+        return []
+    library = open_library("aten", "CPU")
+    library.impl("_pin_memory", lambda tensor, device=None: tensor.clone())
+    library.impl("is_pinned", lambda tensor, device=None: False)
+    return [library]

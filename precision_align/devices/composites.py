@@ -1,8 +1,8 @@
 """Composite operators that ATen computes in another way on every device but the CPU: LSTM, GRU, dropout, attention.
 
 For LSTM and GRU ATen picks fused cells that the CPU does not have. Here the whole operator runs on CPU aliases, with
-its own small autograd graph there, so that the result is the CPU's to the last bit. Dropout and the choice of an
-attention kernel are written out as for the CPU.
+its own small autograd graph there, so that the result is the CPU's to the last bit. Single cells, dropout and the choice
+of an attention kernel are written out as for the CPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from precision_align.devices import backend
 from precision_align.devices.aliasing import alias_on_cpu, alias_on_npu, is_on_npu
 from precision_align.devices.dispatch import ExecutionMode, find_operator, open_library
 
 aten = torch.ops.aten
-_RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "lstm_cell", "gru_cell")
+_RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input")
 
 
 @contextmanager
@@ -30,19 +31,27 @@ def _as_the_device() -> Iterator[None]:
             yield
             return
         # oneDNN's recurrent layer is one operator; without it the products inside are visible to the execution.
-        with torch.backends.mkldnn.flags(enabled=False), ExecutionMode(backend.current_execution()):
-            yield
+        was_enabled = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            with ExecutionMode(backend.current_execution()):
+                yield
+        finally:
+            torch._C._set_mkldnn_enabled(was_enabled)
 
 
 class _OnHost(torch.autograd.Function):
     """One composite operator on CPU aliases; the graph of the CPU run is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, spec: Any, leaves: Sequence[Any], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, operator: Any, with_grad: bool, spec: Any, leaves: Sequence[Any], *tensors: torch.Tensor
+    ) -> Any:
         hosts = [alias_on_cpu(tensor.detach()).requires_grad_(needed) for tensor, needed in _with_needs(ctx, tensors)]
         supply = iter(hosts)
         args = torch.utils._pytree.tree_unflatten([next(supply) if is_on_npu(leaf) else leaf for leaf in leaves], spec)
-        with torch.enable_grad(), _as_the_device():
+        # ATen picks oneDNN's layer by the caller's grad mode, which autograd has switched off in here.
+        with torch.set_grad_enabled(with_grad), _as_the_device():
             results = operator(*args)
         results = (results,) if isinstance(results, torch.Tensor) else tuple(results)
         ctx.hosts, ctx.results = hosts, results
@@ -67,12 +76,45 @@ class _OnHost(torch.autograd.Function):
                 )
             )
         on_host = [next(found) if host.requires_grad else None for host in ctx.hosts]
-        return (None, None, None, *(None if one is None else alias_on_npu(one) for one in on_host))
+        return (None, None, None, None, *(None if one is None else alias_on_npu(one) for one in on_host))
 
 
 def _with_needs(ctx: Any, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
-    needs = ctx.needs_input_grad[3:]
+    needs = ctx.needs_input_grad[4:]
     return list(zip(tensors, needs))
+
+
+def _step_lstm(
+    inputs: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The CPU's LSTM cell, in its order of operations."""
+    hidden, state = hx
+    gates = linear(hidden, w_hh, b_hh).add_(linear(inputs, w_ih, b_ih))
+    entered, kept, candidate, shown = gates.unsafe_chunk(4, 1)
+    updated = (kept.sigmoid_() * state).add_(entered.sigmoid_() * candidate.tanh_())
+    return shown.sigmoid_() * updated.tanh(), updated
+
+
+def _step_gru(
+    inputs: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The CPU's GRU cell, in its order of operations."""
+    reset_in, update_in, candidate_in = linear(inputs, w_ih, b_ih).unsafe_chunk(3, 1)
+    reset_of, update_of, candidate_of = linear(hx, w_hh, b_hh).unsafe_chunk(3, 1)
+    reset = reset_of.add_(reset_in).sigmoid_()
+    update = update_of.add_(update_in).sigmoid_()
+    candidate = candidate_in.add(candidate_of.mul_(reset)).tanh_()
+    return (hx - candidate).mul_(update).add_(candidate)
 
 
 def _drop_out(inputs: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -122,7 +164,7 @@ def _bind(operator: Any, single: bool) -> Any:
 
     def kernel(*args: Any) -> Any:
         leaves, spec = torch.utils._pytree.tree_flatten(args)
-        results = apply(operator, spec, leaves, *[leaf for leaf in leaves if is_on_npu(leaf)])
+        results = apply(operator, torch.is_grad_enabled(), spec, leaves, *[leaf for leaf in leaves if is_on_npu(leaf)])
         return results[0] if single else results
 
     return kernel
@@ -136,6 +178,8 @@ def register_composites() -> list[Any]:
         for name in _RECURRENT:
             operator = find_operator(f"aten::{name}")
             library.impl(name, _bind(operator, single=len(operator._schema.returns) == 1))
+        library.impl("lstm_cell", _step_lstm)
+        library.impl("gru_cell", _step_gru)
         library.impl("dropout", _drop_out)
         library.impl("scaled_dot_product_attention", _attend)
         libraries.append(library)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from precision_align.devices.aliasing import check_index
+
 DEVICE_NAME = "Simulated NPU (emulated, not Ascend)"
 
 
@@ -76,15 +78,6 @@ class DeviceContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def check_index(device: Any) -> None:
-    """Raise RuntimeError for any device but index 0; there is one simulated device."""
-    if device is None:
-        return
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index not in (None, 0, -1):
-        raise RuntimeError(f"The simulated NPU has one device, npu:0; {device!r} was asked for.")
 
 
 def manual_seed(seed: int) -> None:

@@ -12,12 +12,20 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 from precision_align.core.errors import RuleError, Unavailable, UsageError
 from precision_align.library.cases import Compute, Operator, check_operator
 
 PathLike = Union[str, Path]
+FAULTS = (Exception, SystemExit)  # what a user's code may do to us; sys.exit() in it must not end as "passed"
+
+
+class HasFolders(Protocol):
+    """What has been loaded already: a :class:`~precision_align.library.loading.Library`."""
+
+    @property
+    def folders(self) -> Folders: ...
 
 
 @dataclass(frozen=True)
@@ -33,13 +41,15 @@ class Folders:
         return tuple(sorted(file.parent.name for file in self.cases.glob("*/cases.py")))
 
 
-def find_folders(path: PathLike | None = None) -> Folders:
-    """The bundled library, or the one at ``path``: a folder with ``op_cases/`` in it, or an op_cases folder itself.
+def find_folders(path: PathLike | HasFolders | None = None) -> Folders:
+    """The bundled library, or the one at ``path``: a folder with ``op_cases/`` in it, an op_cases folder, or a Library.
 
     Raises UsageError when nothing of the kind is there.
     """
     if path is None:
         return _find_bundled()
+    if not isinstance(path, (str, Path)):
+        return path.folders
     root = Path(path)
     if not root.is_dir():
         raise UsageError(f"no library at {root}: name a folder that holds op_cases/<operator>/mapping.toml or cases.py")
@@ -85,7 +95,9 @@ def load_golden(name: str, folder: PathLike | None = None) -> Compute:
 
 def _run_file(file: Path, name: str) -> ModuleType:
     """Import a file under a name of its own. A user's mistake becomes a RuleError, a missing torch Unavailable."""
-    digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    state = file.stat()  # an edited file is another module: notebooks run for days
+    identity = f"{file.resolve()} {state.st_mtime_ns} {state.st_size}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     unique = f"_precision_align_{file.stem}_{name}_{digest}"
     if unique in sys.modules:
         return sys.modules[unique]
@@ -100,7 +112,7 @@ def _run_file(file: Path, name: str) -> ModuleType:
         del sys.modules[unique]
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise Unavailable("cases need torch: pip install torch") from error
-        if isinstance(error, (RuleError, Unavailable)) or not isinstance(error, Exception):
+        if isinstance(error, (RuleError, Unavailable)) or not isinstance(error, FAULTS):
             raise
         raise RuleError(f"{file} raised {type(error).__name__}: {error}{_line_of(error, file)}") from error
     return module
@@ -123,7 +135,7 @@ def load_callable(text: str) -> Any:
         found: Any = import_module(module_name)
     except ImportError as error:
         raise UsageError(f"{text!r}: module {module_name!r} cannot be imported: {error}") from error
-    except Exception as error:
+    except FAULTS as error:
         raise UsageError(f"{text!r}: importing {module_name!r} raised {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -123,18 +123,22 @@ def name_outputs(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     Raises TypeError for anything else.
     """
+    if not isinstance(result, (list, tuple)):
+        yield "output", _check_tensor(result)
+        return
+    for index, item in enumerate(result):
+        if item is not None:
+            yield f"output.{index}", _check_tensor(item)
+
+
+def _check_tensor(value: Any) -> torch.Tensor:
     import torch
 
-    if torch.is_tensor(result):
-        yield "output", result
-        return
-    if not isinstance(result, (list, tuple)):
-        raise TypeError(f"returned {type(result).__name__}, must return a tensor or a tuple of tensors")
-    for index, item in enumerate(result):
-        if item is not None and not torch.is_tensor(item):
-            raise TypeError(f"returned {type(item).__name__} as result {index}, must return tensors")
-        if item is not None:
-            yield f"output.{index}", item
+    if not torch.is_tensor(value):
+        raise TypeError(f"returned {type(value).__name__}, must return a tensor or a tuple of tensors")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise TypeError(f"returned a tensor without plain values: {value.layout}, {value.dtype} on {value.device}")
+    return value
 
 
 def to_array(tensor: torch.Tensor) -> Array:

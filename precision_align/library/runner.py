@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 from precision_align.core.errors import PrecisionAlignError, Unavailable, UsageError
 from precision_align.core.terms import Phase, Status
 from precision_align.library.cases import Compute, OpCase, Operator
-from precision_align.library.folders import Folders, PathLike, find_folders, load_callable, load_operator
+from precision_align.library.folders import (
+    FAULTS,
+    Folders,
+    HasFolders,
+    PathLike,
+    find_folders,
+    load_callable,
+    load_operator,
+)
 from precision_align.library.references import prepare_references
 from precision_align.library.results import CaseReport as CaseReport
 from precision_align.library.results import CaseResult as CaseResult
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from precision_align.devices.base import Device
 
 Replacement = Union[str, Compute, None]
+MAXIMUM_SEED = 2**31  # random generators of every framework and device take that much
 Progress = Optional[Callable[[str], None]]
 
 
@@ -52,7 +61,7 @@ def run_cases(
     replacement: Replacement = None,
     seed: int = 0,
     backward: bool = True,
-    library: PathLike | None = None,
+    library: PathLike | HasFolders | None = None,
     progress: Progress = None,
 ) -> CaseReport:
     """Run the selected cases on a device and judge every result in float64.
@@ -66,8 +75,10 @@ def run_cases(
     Raises UsageError (nothing selected, bad replacement), Unavailable (no torch, no such device or replacement here),
     RuleError (a broken cases.py). What a replacement itself raises is a failed case, not an exception.
     """
+    if not 0 <= seed < MAXIMUM_SEED:
+        raise UsageError(f"seed is {seed}, must be from 0 to {MAXIMUM_SEED - 1}")
     run = _Run(_open(device), _resolve(replacement), seed, backward, progress)
-    patterns = [select] if isinstance(select, str) else list(select)
+    patterns = _list_patterns(select)
     chosen = choose_cases(find_folders(library), patterns)
     results = [result for operator, cases in chosen for result in _run_operator(run, operator, cases)]
     return CaseReport(results, " ".join(patterns), run.device.describe(), seed)
@@ -91,6 +102,13 @@ def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operat
         if pattern not in used:
             raise UsageError(_explain_nothing(pattern, folders))
     return list(chosen.values())
+
+
+def _list_patterns(select: str | Sequence[str]) -> list[str]:
+    patterns = [select] if isinstance(select, str) else list(select)
+    if not patterns:
+        raise UsageError('nothing is selected: name an operator, "operator/case", or "*"')
+    return patterns
 
 
 def _matches(pattern: str, operator: str, case: str) -> bool:
@@ -138,6 +156,10 @@ def choose_replacement(operator: Operator, replacement: Replacement, device: Dev
 
 def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
     name, compute = choose_replacement(operator, run.replacement, run.device)
+    if name == "torch_npu" and run.device.emulated:
+        from precision_align.devices.torch_npu_lookalike import install_lookalike
+
+        install_lookalike()
     if run.progress:
         run.progress(f"{operator.name}: {len(cases)} cases with {name} on {run.device.name}")
     versions = _collect_versions(run.device)
@@ -163,9 +185,9 @@ def run_case(
         references = prepare_references(operator, case, dtype, seed, backward)
     except PrecisionAlignError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         note = f"the case itself is broken: its inputs, golden or native function raised {describe(error)}"
-        return [CaseResult(operator.name, case.id, dtype, Phase.FORWARD, Status.FAIL, note=note)]
+        return [CaseResult(operator.name, case.id, "", Phase.FORWARD, Status.FAIL, note=note)]
     return try_replacement(operator, case, references, compute, device)
 
 
@@ -175,9 +197,9 @@ def _collect_versions(device: Device) -> Mapping[str, str]:
     return {"precision_align": __version__, **{str(k): str(v) for k, v in device.versions().items()}}
 
 
-def list_cases(select: str | Sequence[str] = "*", library: PathLike | None = None) -> list[dict[str, Any]]:
+def list_cases(select: str | Sequence[str] = "*", library: PathLike | HasFolders | None = None) -> list[dict[str, Any]]:
     """The selected cases as plain data: name, dtypes, tags, what they differentiate by, and why they exist."""
-    patterns = [select] if isinstance(select, str) else list(select)
+    patterns = _list_patterns(select)
     return [
         {
             "case": f"{operator.name}/{case.id}",

@@ -14,6 +14,7 @@ from precision_align.core.errors import Unavailable
 from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Status
 from precision_align.library.cases import Compute, OpCase, Operator
+from precision_align.library.folders import FAULTS
 from precision_align.library.judging import RULES, Rule, judge_output
 from precision_align.library.references import (
     GRADIENT,
@@ -57,10 +58,10 @@ def try_replacement(
         first = evaluate(compute, inputs, references.wrt, cotangents)
     except Unavailable:
         raise
-    except Exception as error:
-        return _report_error(operator, case, references, error)
+    except FAULTS as error:
+        return _report_error(operator, case, references, compute, device, error)
     rule = RULES[operator.rule]
-    findings = _judge(rule, first, references)
+    findings = _judge(rule, first, references, device)
     findings += [_Finding(name, _fail("rewrote its input in place")) for name in _find_rewritten(inputs, references)]
     findings += _check_strides(rule, references, compute, device)
     notes = _check_repeat(compute, inputs, references, cotangents, first)
@@ -84,7 +85,7 @@ def try_refusal(
         absent = isinstance(error, NotImplementedError)
         status = Status.INCONCLUSIVE if absent else Status.PASS
         note = f"{'not available here' if absent else 'refused, as it must'}: {describe(error)}"
-    except Exception as error:
+    except FAULTS as error:
         status, note = Status.FAIL, f"must refuse these inputs, but raised {describe(error)}"
     else:
         status, note = Status.FAIL, "accepted inputs that it must refuse"
@@ -105,27 +106,41 @@ def _fail(why: str) -> Judgement:
     return Judgement(Status.FAIL, why)
 
 
-def _report_error(operator: Operator, case: OpCase, references: References, error: Exception) -> list[CaseResult]:
+def _report_error(
+    operator: Operator,
+    case: OpCase,
+    references: References,
+    compute: Compute,
+    device: torch.device,
+    error: BaseException,
+) -> list[CaseResult]:
+    """The phase that raised; where that may have been the backward pass, the forward pass is judged by itself."""
     text = describe(error)
     absent = isinstance(error, NotImplementedError) or _NOT_HERE in text
     status, note = (Status.INCONCLUSIVE, f"not available here: {text}") if absent else (Status.FAIL, f"raised {text}")
     if isinstance(error, TypeError) and "argument" in text:
         note += f"; it is called with the keywords {', '.join(references.inputs)}"
-    return [CaseResult(operator.name, case.id, "", phase, status, note=note) for phase in _phases(references)]
+    if not references.wrt:
+        return [CaseResult(operator.name, case.id, "", Phase.FORWARD, status, note=note)]
+    forward = try_replacement(operator, case, replace(references, wrt=()), compute, device)
+    return [*forward, CaseResult(operator.name, case.id, "", Phase.BACKWARD, status, note=note)]
 
 
-def _judge(rule: Rule, evaluation: Evaluation, references: References) -> list[_Finding]:
+def _judge(rule: Rule, evaluation: Evaluation, references: References, device: torch.device) -> list[_Finding]:
     """By the native build that speaks best for it: each conforms, so to be as good as any of them is enough."""
     actual, golden = evaluation.named(), references.golden.named()
     natives = [native.named() for native in references.natives]
+    wanted = [name for name in natives[0] if references.wrt or not name.startswith(GRADIENT)]
     findings = []
-    for name in natives[0]:
+    for name in wanted:
         if name not in actual:
             findings.append(_Finding(name, _fail("is missing")))
-            continue
-        scale = references.scales.get(name)
-        judged = [_judge_one(rule, actual[name], native[name], golden[name], scale) for native in natives]
-        findings.append(_Finding(name, min(judged, key=_badness)))
+        elif actual[name].device.type != device.type:
+            findings.append(_Finding(name, _fail(f"is on {actual[name].device}, its inputs are on {device}")))
+        else:
+            scale = references.scales.get(name)
+            judged = [_judge_one(rule, actual[name], native[name], golden[name], scale) for native in natives]
+            findings.append(_Finding(name, min(judged, key=_badness)))
     surplus = sorted(set(actual) - set(natives[0]))
     return findings + [_Finding(name, _fail("is not an output of this operator")) for name in surplus]
 
@@ -182,7 +197,7 @@ def _check_strides(rule: Rule, references: References, compute: Compute, device:
         return [
             _Finding("output", Judgement(Status.WARN, f"refuses inputs that are not contiguous: {describe(error)}"))
         ]
-    found = _judge(rule, result, references)
+    found = _judge(rule, result, references, device)
     prefix = "with inputs that are not contiguous: "
     return [_Finding(f.tensor, replace(f.judgement, why=prefix + f.judgement.why)) for f in found]
 

@@ -249,11 +249,28 @@ def _rms(values: Array) -> float:
 
 
 def _find_bias(work: _Work, limits: Limits) -> tuple[float, float]:
-    """(gain, significant bias): mean of the signed shift against the native replay, in units of T."""
-    count = work.actual.size
-    if not work.low or count < limits.minimum_bias:
+    """(gain, significant bias): mean of the signed shift against the native replay, in units of T.
+
+    Where the reference's own arithmetic is the biased one, to be nearer to the golden than it is no fault.
+    """
+    if not work.low or work.actual.size < limits.minimum_bias:
         return 0.0, 0.0
-    shift = (work.actual - work.native) / work.bound
+    gain, bias = _measure_shift(work, work.actual - work.native, limits)
+    if bias > limits.bias_warn and _is_nearer(work.actual, work.native, work.golden, work.bound):
+        own, true = (_measure_shift(work, side - work.golden, limits) for side in (work.native, work.actual))
+        if true[1] <= own[1]:
+            return true
+    return gain, bias
+
+
+def _is_nearer(actual: Array, native: Array, golden: Array, bound: Array) -> bool:
+    """Whether the candidate's error as a whole is smaller than that of the reference's own arithmetic."""
+    return _rms((actual - golden) / bound) < _rms((native - golden) / bound)
+
+
+def _measure_shift(work: _Work, difference: Array, limits: Limits) -> tuple[float, float]:
+    count = difference.size
+    shift = difference / work.bound
     deviation = max(float(shift.std(ddof=1)), 1e-12) / math.sqrt(count)
     gain, offset = float(np.mean(np.sign(work.golden) * shift)), float(shift.mean())
     significant = [abs(mean) for mean in (gain, offset) if abs(mean) / deviation > limits.t]
@@ -261,10 +278,22 @@ def _find_bias(work: _Work, limits: Limits) -> tuple[float, float]:
 
 
 def _find_group_bias(actual: Array, golden: Array, native: Array, bound: Array, limits: Limits) -> float:
-    """Coherent shift of whole rows or columns (last axis), in units of T: RMS of group means beyond chance."""
+    """Coherent shift of whole rows or columns (last axis), in units of T: RMS of group means beyond chance.
+
+    Against the native replay, as in :func:`_find_bias`: no fault where the native is further from the golden.
+    """
     if actual.ndim < 2 or actual.size < limits.minimum_group:
         return 0.0
-    shift = (np.sign(golden) * (actual - native) / bound).reshape(-1, actual.shape[-1])
+    worst = _measure_groups((actual - native) * np.sign(golden) / bound, limits)
+    if worst > limits.group_warn and _is_nearer(actual, native, golden, bound):
+        own, true = (_measure_groups((side - golden) * np.sign(golden) / bound, limits) for side in (native, actual))
+        if true <= own:
+            return 0.0
+    return worst
+
+
+def _measure_groups(shift: Array, limits: Limits) -> float:
+    shift = shift.reshape(-1, shift.shape[-1])
     worst = 0.0
     for axis in (0, 1):
         size = shift.shape[axis]

@@ -32,7 +32,7 @@ class Limits:
     minimum_bias: int = 256  # values needed for the mean to be known well enough
     group_warn: float = 0.05  # RMS of row or column means beyond chance
     group_fail: float = 0.12  # statistics or scale wrong for a whole row or channel
-    group_decomposed: float = 0.3
+    group_decomposed: float = 0.6  # a bias added to a rounded product moves a column by up to half a unit: RMS 0.58 T
     minimum_group: int = 1024  # values, with at least 16 in a group
     group_size: int = 16
     group_f: float = 6.0  # median F of the group means

@@ -15,7 +15,7 @@ import torch
 from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
-from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, watch_call
+from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line, plain_attributes
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
@@ -36,16 +36,21 @@ class Sighting:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> Sighting:
-        """Remember a tensor without keeping it, or its copy, alive."""
-        copy = weakref.ref(staged) if staged is not None else None
-        return cls(weakref.ref(tensor), path, version_of(tensor), copy)
+        """Remember a tensor without keeping it alive."""
+        return cls(weakref.ref(tensor), path, version_of(tensor), None if staged is None else lambda: staged)
+
+    @classmethod
+    def loosely(cls, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> Sighting:
+        """Remember a tensor without keeping its copy alive either: for the many outputs of a call's children."""
+        return cls(weakref.ref(tensor), path, version_of(tensor), None if staged is None else weakref.ref(staged))
 
     def holds(self, tensor: torch.Tensor, staged: Optional[Staged]) -> bool:
         """Whether this tensor is the remembered one and its values have not changed since."""
         if self.reference() is not tensor or self.version == -1 or self.version != version_of(tensor):
             return False
-        copy = self.staged() if self.staged is not None else None
-        return copy is None or staged is None or same_bits(copy, staged)
+        if self.staged is None or staged is None:
+            return True
+        return same_bits(staged, self.staged())  # writes through .data do not count as a new version
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -95,7 +100,7 @@ class Frame:
         """A child returned this tensor; what was seen before stays the origin while it still holds."""
         known = self.seen.get(id(tensor))
         if known is None or not known.holds(tensor, staged):
-            self.seen[id(tensor)] = Sighting.of(tensor, path, staged)
+            self.seen[id(tensor)] = Sighting.loosely(tensor, path, staged)
 
 
 def is_tensor(value: Any) -> bool:
@@ -202,7 +207,7 @@ class CallRecorder:
                 self._recomputations.remember(FirstCall(frame.place, frame.identity, frame.parent, pointers))
             else:
                 repeated = above.repeats if above is not None else None
-                frame.repeats = self._recomputations.match(frame.place.scope, repeated, pointers, graph_task())
+                frame.repeats = self._recomputations.match(frame.place.scope, repeated, pointers, running_node())
 
     def abandon(self) -> None:
         """Close what is still open on this thread (the session ends inside a call)."""

@@ -30,6 +30,16 @@ def graph_task() -> int:
     return int(torch._C._current_graph_task_id())
 
 
+def running_node() -> tuple[int, int]:
+    """The backward pass and the number of the autograd node that runs on this thread, (-1, -1) outside.
+
+    Torch versions that do not tell the node give -1 for it.
+    """
+    current = getattr(torch._C, "_current_autograd_node", None)
+    node = None if current is None else current()
+    return graph_task(), -1 if node is None else sequence_of(node)
+
+
 def sequence_position() -> Optional[int]:
     """The number that this thread's next autograd node gets, or None where torch does not tell."""
     peek = getattr(torch.autograd, "_get_sequence_nr", None)

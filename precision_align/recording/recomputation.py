@@ -33,7 +33,7 @@ class Recomputations:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[FirstCall]] = {}
-        self._last: dict[int, FirstCall] = {}
+        self._last: dict[tuple[int, int], FirstCall] = {}
 
     def clear(self) -> None:
         """A new step."""
@@ -44,28 +44,32 @@ class Recomputations:
         """A first call without gradients."""
         self._waiting.setdefault(call.place.scope, []).append(call)
 
-    def match(self, scope: str, parent: Optional[FirstCall], pointers: Pointers, task: int) -> Optional[FirstCall]:
+    def match(
+        self, scope: str, parent: Optional[FirstCall], pointers: Pointers, segment: tuple[int, int]
+    ) -> Optional[FirstCall]:
         """The first call that this one repeats, or None where that is not certain.
 
-        Below a matched call the order of calls decides. A checkpoint's own call gets the very tensors of the first
-        one; those after it in the same checkpointed function follow it in order.
+        Below a matched call the order of calls decides. The first call in a checkpointed function (``segment``: the
+        autograd node that repeats it) gets the very tensors of the call it repeats, which the checkpoint has kept
+        alive; of several that ever lay there it is the last. Those after it follow in order: their inputs' memory may
+        have been used by others meanwhile.
         """
         waiting = self._waiting.get(scope, [])
+        last = self._last.get(segment)
         if parent is not None:
             found = [call for call in waiting if call.parent == parent.identity][:1]
+        elif last is not None:
+            siblings = [call for call in waiting if call.parent == last.parent]
+            found = [call for call in siblings if call.identity > last.identity][:1]
         else:
             found = [call for call in waiting if pointers and call.pointers == pointers][-1:]
-            last = self._last.get(task)
-            if not found and last is not None:
-                siblings = [call for call in waiting if call.parent == last.parent]
-                found = [call for call in siblings if call.identity > last.identity][:1]
         if not found and len(waiting) == 1:
             found = waiting[:]
         if not found:
             return None
         waiting.remove(found[0])
         if parent is None:
-            self._last[task] = found[0]
+            self._last[segment] = found[0]
         return found[0]
 
 

@@ -97,7 +97,8 @@ def start_recorder(
 class Recorder(BackwardListener):
     """A running session. ``notes``: what was not recorded so far, and why.
 
-    Where ``step()`` is not used, each outermost forward of the model is a step; with ``accumulates`` all forwards up to
+    Where ``step()`` is not used, each outermost forward of the model is a step (where only its parts are called, each
+    backward pass ends one); with ``accumulates`` all forwards up to
     an optimizer's step are micro-batches of one (a loop that has a backward pass but no known optimizer yet counts as
     accumulating).
     """
@@ -123,7 +124,6 @@ class Recorder(BackwardListener):
         self._open = self._explicit = self._step_open = False
         self._num_passes = self._num_steps = 0
         self._gradients_waiting = self._passed_backward = self._stepped = False
-        self._outermost_scopes: set[str] = set()
 
     @property
     def notes(self) -> Sequence[str]:
@@ -228,7 +228,6 @@ class Recorder(BackwardListener):
         self._step_open, self._passed_backward, self._gradients_waiting, self._stepped = True, False, False, False
         self._num_passes = 0
         self._num_steps += 1
-        self._outermost_scopes.clear()
         if not clock.recording:
             return
         self._hooks.attach(self._model)
@@ -287,7 +286,6 @@ class Recorder(BackwardListener):
         if not self._explicit and (not self._step_open or self._starts_anew(scope)):
             self._end_step()
             self._begin_step(clock.step + 1)
-        self._outermost_scopes.add(scope)
         if scope == "":
             clock.micro += 1
             self._num_passes = 0
@@ -295,7 +293,7 @@ class Recorder(BackwardListener):
     def _starts_anew(self, scope: str) -> bool:
         if self._accumulates:
             return self._stepped or not (self._optimizers or self._passed_backward)
-        return scope == "" or self._passed_backward or scope in self._outermost_scopes
+        return scope == "" or self._passed_backward
 
     # Backward passes and optimizer steps
 

@@ -59,25 +59,21 @@ class Unstorable(Exception):
     """This tensor has no words that could be kept; the text is the reason."""
 
 
-def _find_mode_switch() -> Optional[Callable[[], Any]]:
+def _find_mode_switch() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     try:
         from torch.utils._python_dispatch import _disable_current_modes
     except ImportError:  # a private name: without it copies run inside the user's dispatch modes, as his own would
-        return None
+        return contextlib.nullcontext
     return _disable_current_modes
 
 
-_disable_dispatch_modes = _find_mode_switch()
+_without_dispatch_modes = _find_mode_switch()
 
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
     """Run torch operations that no autograd graph, dispatch mode or function mode of the user sees."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
-        if _disable_dispatch_modes is not None:
-            stack.enter_context(_disable_dispatch_modes())
-        stack.enter_context(torch.no_grad())
+    with torch._C.DisableTorchFunction(), _without_dispatch_modes(), torch.no_grad():
         yield
 
 
@@ -234,27 +230,35 @@ def _words(tensor: torch.Tensor) -> Array:
     plain = tensor.detach()
     if tensor.is_quantized:
         plain = plain.int_repr()
+    if name == "complex32":
+        return _complex_half_words(plain)
     plain = plain.resolve_conj().resolve_neg() if row.kind in ("complex", "float") else plain
-    copy = plain.to("cpu", copy=True).contiguous() if plain.device.type != "cpu" else _clone(plain)
-    return _view_words(copy, name, np.dtype(row.word))
+    return _view_words(_copy_to_cpu(plain), name, np.dtype(row.word))
 
 
-def _clone(plain: torch.Tensor) -> torch.Tensor:
-    return plain.clone(memory_format=torch.contiguous_format)
+def _copy_to_cpu(plain: torch.Tensor) -> torch.Tensor:
+    if plain.device.type == "cpu":
+        return plain.clone(memory_format=torch.contiguous_format)
+    return plain.to("cpu", copy=True).contiguous()
+
+
+def _complex_half_words(plain: torch.Tensor) -> Array:
+    """Through pairs of float16: torch warns of every complex32 tensor that is allocated."""
+    conjugate = plain.is_conj()
+    halves = _copy_to_cpu(torch.view_as_real(plain.conj() if conjugate else plain))
+    if conjugate:
+        halves[..., 1].neg_()
+    return halves.view(torch.int16).numpy().view(np.uint32).reshape(tuple(plain.shape))
 
 
 def _view_words(copy: torch.Tensor, name: str, word: np.dtype[Any]) -> Array:
-    shape = tuple(copy.shape)
-    if name == "complex32":
-        halves = torch.view_as_real(copy).contiguous().view(torch.int16).numpy()
-        return halves.view(np.uint32).reshape(shape)
     if name == "bfloat16":
         return copy.view(torch.int16).numpy().view(word)
     if name.startswith("float8"):
         return copy.view(torch.uint8).numpy()
     array = copy.numpy()
     if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array).reshape(shape)
+        array = np.ascontiguousarray(array).reshape(tuple(copy.shape))
     return array.view(word) if array.dtype != word else array
 
 

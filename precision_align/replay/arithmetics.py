@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Positions of the multiplied tensors in each product's arguments.
-_PRODUCTS = {
+PRODUCTS = {
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
     "aten::addmm": (1, 2),
@@ -75,7 +75,7 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        positions = _PRODUCTS.get(func._schema.name)
+        positions = PRODUCTS.get(func._schema.name)
         if positions is None:
             return func(*args, **(kwargs or {}))
         self.count += 1

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from precision_align.core.records import Call, TensorRecord
-from precision_align.core.trees import Tree, Unbuildable, flatten, rebuild, scalars
+from precision_align.core.trees import Tree, Unbuildable, flatten, rebuild
+from precision_align.replay.arguments import bind_arguments, rename_tensors
 from precision_align.replay.lifting import LiftingMode, lift
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.values import is_tensor, load_tensor, torch_value
@@ -50,14 +51,16 @@ class Recorded(Protocol):
 class Execution:
     """What one execution gave.
 
-    ``outputs``: path -> tensor; ``given``: (child index, path) -> tensor handed to that child call; ``flags``: child
-    index -> its non-tensor arguments; ``buffers``: name -> value afterwards; ``random``: it drew random numbers;
+    ``outputs``: path -> tensor; ``given``: (child index, path) -> tensor handed to that child call; ``arguments``,
+    ``recorded``: child index -> what this code and what the candidate's gave it, by parameter name; ``output``: tree; ``buffers``: name -> value afterwards; ``random``: it drew random numbers;
     ``leaves``: what gradients can be asked for; ``unmatched``: calls the reference makes and the candidate did not.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     given: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
-    flags: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    arguments: dict[int, Tree] = field(default_factory=dict)
+    recorded: dict[int, Tree] = field(default_factory=dict)
+    output: Optional[Tree] = None
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     leaves: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     random: bool = False
@@ -79,11 +82,14 @@ class Style:
 
 
 class Executor:
-    """Executes the calls of one dump."""
+    """Executes the calls of one dump. ``training``: the flag each call is to run under."""
 
-    def __init__(self, dump: Dump, resolve: Callable[[str], Optional[type]]) -> None:
+    def __init__(
+        self, dump: Dump, resolve: Callable[[str], Optional[type]], training: Callable[[Recorded], bool]
+    ) -> None:
         self._dump = dump
         self._resolve = resolve
+        self._training = training
 
     def execute(
         self,
@@ -100,7 +106,7 @@ class Executor:
         """
         result = Execution()
         self._set_buffers(node, module, style)
-        module.train(node.call.training)
+        module.train(self._training(node))
         force = _Forcing(self, node, inside, style, result, plan)
         force.install()
         with _environment(node.call, style), warnings.catch_warnings():
@@ -110,7 +116,8 @@ class Executor:
             with _naming_errors("forward", style):
                 output = module(*arguments["args"], **arguments["kwargs"])
             result.random = not torch.equal(before, torch.get_rng_state())
-            result.outputs = dict(flatten(output, is_tensor)[1])
+            result.output, leaves = flatten(output, is_tensor)
+            result.outputs = dict(leaves)
             result.buffers = {name: value for name, value in module._buffers.items() if value is not None}
             if finish is not None:
                 with _naming_errors("backward", style):
@@ -154,6 +161,21 @@ class Executor:
                 module._buffers[name] = lift(value) if style.golden else value
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What the reference's code hands to a child: its arguments by parameter name, its tensors by path."""
+
+    tree: Tree
+    tensors: Mapping[str, torch.Tensor]
+    forward: Callable[..., Any]
+
+    def match(self, child: Recorded) -> tuple[Tree, dict[str, torch.Tensor]]:
+        """The recorded call's arguments by parameter name, and the tensors under the recorded call's paths."""
+        recorded = bind_arguments(child.call.arguments, self.forward)
+        names = rename_tensors(self.tree, recorded)
+        return recorded, {names.get(path, path): tensor for path, tensor in self.tensors.items()}
+
+
 class _Forcing:
     """Replaces the forward of each called child by the recorded answers."""
 
@@ -185,18 +207,20 @@ class _Forcing:
     def _make_forward(self, scope: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             tree, leaves = flatten({"args": args, "kwargs": kwargs}, is_tensor)
-            index = self._choose(scope, dict(leaves))
+            given = _Given(bind_arguments(tree, original), dict(leaves), original)
+            index = self._choose(scope, given)
             if index is None:
                 self._result.unmatched.append(scope)
                 return original(*args, **kwargs)
-            self._result.flags[index] = scalars(tree)
-            for path, tensor in leaves:
+            recorded, tensors = given.match(self._children[index])
+            self._result.arguments[index], self._result.recorded[index] = given.tree, recorded
+            for path, tensor in tensors.items():
                 self._result.given[index, path] = tensor if self._style.gradients else tensor.detach().clone()
-            return self._answer(index, dict(leaves))
+            return self._answer(index, tensors)
 
         return forward
 
-    def _choose(self, scope: str, given: Mapping[str, torch.Tensor]) -> Optional[int]:
+    def _choose(self, scope: str, given: _Given) -> Optional[int]:
         """The recorded call that this one answers to: the next, or a later one that was fed exactly this."""
         if self._plan is not None:
             position, self._position = self._position, self._position + 1
@@ -208,10 +232,10 @@ class _Forcing:
             del waiting[: waiting.index(chosen) + 1]
         return chosen
 
-    def _match(self, waiting: Sequence[int], given: Mapping[str, torch.Tensor]) -> Optional[int]:
+    def _match(self, waiting: Sequence[int], given: _Given) -> Optional[int]:
         """The first recorded call that was fed about this; none was: the next one, to be judged as it is."""
         for index in waiting:
-            if self._was_fed(self._children[index], given):
+            if self._was_fed(self._children[index], given.match(self._children[index])[1]):
                 return index
         return waiting[0] if waiting else None
 
@@ -266,12 +290,13 @@ def _environment(call: Call, style: Style) -> Iterator[None]:
             torch.manual_seed(0)
             stack.enter_context(torch.enable_grad() if style.gradients else torch.no_grad())
             lowered = next(iter(call.autocast.values()), None)
-            if lowered is not None and not style.golden:
-                stack.enter_context(torch.autocast("cpu", dtype=getattr(torch, str(lowered).replace("torch.", ""))))
+            autocast = None if lowered is None else getattr(torch, str(lowered).replace("torch.", ""))
+            if autocast is not None and not style.golden:
+                stack.enter_context(torch.autocast("cpu", dtype=autocast))
             if style.arithmetic is not None:
                 stack.enter_context(style.arithmetic)
             if style.golden:
-                stack.enter_context(LiftingMode())  # type: ignore[no-untyped-call]
+                stack.enter_context(LiftingMode(autocast))
             yield
     finally:
         torch.set_default_dtype(default)

@@ -25,6 +25,10 @@ DRAWS = 3  # random perturbations: enough for a typical size, and four float64 r
 STEP = 2.0**-20  # relative size of one: far above float64 rounding, far below any non-linearity
 ROW_SHARE = 0.3  # of the row's RMS added: one draw can be near zero by chance at single elements
 
+# A one-pass variance loses mean x^2 / variance roundings. Builds that use it are fit for data up to a mean of about 32
+# deviations; beyond, only what a two-pass or a running variance loses (one power of the ratio less) is excused.
+ONE_PASS_RATIO = 1024.0
+
 EXACT_MODULES = (
     nn.Embedding,
     nn.ReLU,
@@ -135,12 +139,13 @@ def _scale_conv(module: nn.Module, x: torch.Tensor, golden: torch.Tensor) -> Opt
 def _scale_statistics(
     x: torch.Tensor, dims: Sequence[int], eps: float, weight: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """|w|[(|x| + mean|x|)/s + |x-m|/s (1 + mean x^2/s^2)] + |b|, s^2 = var + eps."""
+    """|w|[(|x| + mean|x|)/s + |x-m|/s (1 + min(q^2, 1024 + q))] + |b|, s^2 = var + eps, q^2 = mean x^2/s^2."""
     mean = x.mean(tuple(dims), keepdim=True)
     variance = (x - mean).square().mean(tuple(dims), keepdim=True) + eps
     deviation = variance.sqrt()
     first = (x.abs() + x.abs().mean(tuple(dims), keepdim=True)) / deviation
-    second = (x - mean).abs() / deviation * (1 + x.square().mean(tuple(dims), keepdim=True) / variance)
+    square = x.square().mean(tuple(dims), keepdim=True) / variance
+    second = (x - mean).abs() / deviation * (1 + torch.minimum(square, ONE_PASS_RATIO + square.sqrt()))
     count = math.prod(int(x.shape[dim]) for dim in dims)
     return weight.abs() * (first + second) + bias.abs(), count
 

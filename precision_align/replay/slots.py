@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 
+from precision_align.core.dtypes import dtype_of
 from precision_align.core.records import TensorRecord
-from precision_align.core.trees import scalars
+from precision_align.core.trees import Tree
+from precision_align.numerics.limits import U32
+from precision_align.replay.arguments import describe_leaf, list_differences, pair_leaves
 from precision_align.replay.execution import Execution, Recorded
 from precision_align.replay.replayability import NotReplayable
 
 Slot = tuple[int, str, Optional[TensorRecord]]  # child call (-1: the call itself), path, the candidate's record
+
+ROUNDINGS = 16.0  # of a number computed from a tensor in its own dtype: a reduction and a few operations after it
 
 
 def join(prefix: str, path: str) -> str:
@@ -78,26 +82,39 @@ def check_shares(node: Recorded) -> None:
             raise NotReplayable(f"the gradients of {child.scope} were not recorded")
 
 
-def list_flag_differences(node: Recorded, native: Execution) -> list[tuple[int, str, str]]:
-    """(child, path, text) where the code gives a child another number or flag than the candidate's did."""
+def list_flag_differences(node: Recorded, native: Execution, golden: Execution) -> list[tuple[int, str, str]]:
+    """(child or -1, place, text): numbers, flags and texts that the code gives to a child or returns, and that differ.
+
+    Numbers that the code computes from tensors (``x.abs().max().item()``) differ between the two replays and so may
+    differ on the candidate, by as much as rounding explains; all others must be equal.
+    """
+    trees = [
+        (index, tree, native.recorded[index], golden.arguments.get(index)) for index, tree in native.arguments.items()
+    ]
+    trees.append((-1, native.output or {"kind": "object"}, node.call.output, golden.output))
+    unit = ROUNDINGS * max([U32, *(dtype_of(record.dtype).roundoff for record in list_sources(node, False))])
     found = []
-    for index, flags in native.flags.items():
-        expected = dict(_plain(flags))
-        actual = dict(_plain(scalars(node.children[index].call.arguments)))
-        for path in expected:
-            if path in actual and not _is_same_flag(actual[path], expected[path]):
-                text = f"the candidate passes {path} = {actual[path]!r}, the reference {expected[path]!r}"
-                found.append((index, path, text))
+    for index, expected, actual, wide in trees:
+        precise = {place: leaf for place, leaf, _ in pair_leaves(wide, wide)} if wide is not None else {}
+        for place, left, right in list_differences(expected, actual):
+            if not _is_rounding(left, right, precise.get(place), unit):
+                what = "passes" if index >= 0 else "returns"
+                text = f"the candidate {what} {place} = {describe_leaf(right)}, the reference {describe_leaf(left)}"
+                found.append((index, place, text))
     return found
 
 
-def _plain(flags: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    kinds = ("scalar", "float", "complex", "slice", "ellipsis", "torch.dtype", "torch.Size")
-    return [(path, leaf.get("value")) for path, leaf in flags if leaf.get("kind") in kinds]
+def _is_rounding(left: Tree, right: Tree, precise: Optional[Tree], unit: float) -> bool:
+    expected, actual = left.get("value"), right.get("value")
+    if not (isinstance(expected, float) and isinstance(actual, float)):
+        return False
+    # a Python number computed on both hosts in double precision: equal but for its last digits
+    allowed = 1e-12 if precise is None or precise.get("value") == expected else unit
+    return abs(actual - expected) <= allowed * max(abs(actual), abs(expected))
 
 
-def _is_same_flag(actual: Any, expected: Any) -> bool:
-    if isinstance(actual, float) and isinstance(expected, (int, float)) and not isinstance(expected, bool):
-        # a Python number computed on both hosts in double precision: equal but for its last digits
-        return abs(actual - expected) <= 1e-12 * max(abs(actual), abs(expected))
-    return type(actual) is type(expected) and bool(actual == expected)
+def list_sources(node: Recorded, backward: bool) -> list[TensorRecord]:
+    """Everything that the call's own code computes from, parameters aside."""
+    holders = (node, *node.children)
+    records = [*node.inputs.values(), *(record for child in node.children for record in child.outputs.values())]
+    return records + [record for holder in holders if backward for record in holder.gradients.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Optional
 
 import numpy as np
@@ -70,6 +71,15 @@ def to_array(tensor: torch.Tensor) -> Array:
     return np.ascontiguousarray(plain.cpu().numpy())
 
 
+def is_finite(dump: Dump, record: TensorRecord) -> bool:
+    """Whether a recorded tensor holds neither NaN nor Inf, by its statistics or else its values."""
+    if not dtype_of(record.dtype).is_floating or record.reason:
+        return True
+    if record.statistics is not None:
+        return record.statistics.nan + record.statistics.inf == 0
+    return bool(np.isfinite(to_array(load_tensor(dump, record))).all())
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """The torch name of a tensor's dtype without "torch."."""
     return str(tensor.dtype)[6:]
@@ -99,7 +109,8 @@ class Resolver:
         self._found: dict[str, type] = {}
         spaces: list[dict[str, Any]] = []
         for module in root.modules() if root is not None else ():
-            space = getattr(type(module).forward, "__globals__", None)
+            # without descriptors: a ScriptModule's forward cannot be read from its class
+            space = getattr(inspect.getattr_static(type(module), "forward", None), "__globals__", None)
             if space is not None and not any(space is known for known in spaces):
                 spaces.append(space)
         for space in spaces:

@@ -188,32 +188,49 @@ def _render_call(call: Call, depth: int) -> str:
     return f"  {'  ' * depth}{name}{again}  {' '.join(mark for mark in marks if mark)}"
 
 
+_COLUMNS = ("step", "module", "tensor", "shape", "dtype", "min", "max", "l2", "nan")
+_NUMERIC = ("step", "min", "max", "l2", "nan")
+# what gives way on a narrow screen, in this order, and how far
+_SHRINKING = (("module", 16), ("tensor", 16), ("shape", 8), ("dtype", 5), ("module", 8), ("tensor", 8))
+
+
 def render_records(records: Sequence[TensorRecord], width: int) -> list[str]:
-    """A table: key parts that tell them apart, shape, dtype, statistics."""
-    head = ["step", "module", "tensor", "shape", "dtype", "min", "max", "l2", "nan"]
-    rows = [head, *(_make_row(record) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    room = width - 2 - sum(widths[:1] + widths[2:]) - 2 * (len(head) - 1)
-    widths[1] = min(widths[1], max(room, 16))
-    lines = []
-    for row in rows:
-        row[1] = row[1] if len(row[1]) <= widths[1] else "…" + row[1][1 - widths[1] :]
-        cells = [cell.rjust(size) if place in (0, 5, 6, 7, 8) else cell.ljust(size) for place, (cell, size) in
-                 enumerate(zip(row, widths))]  # fmt: skip
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    """A table: key parts that tell them apart, shape, dtype, statistics; nan counts infinities too."""
+    rows = [list(_COLUMNS), *(_make_row(record) for record in records)]
+    sizes = {name: max(len(row[place]) for row in rows) for place, name in enumerate(_COLUMNS)}
+    for name, least in _SHRINKING:
+        excess = sum(sizes.values()) + 2 * len(_COLUMNS) - width
+        if excess > 0:
+            sizes[name] = min(sizes[name], max(sizes[name] - excess, least))
+    return [_lay_row(row, sizes) for row in rows]
+
+
+def _lay_row(row: Sequence[str], sizes: Mapping[str, int]) -> str:
+    cells = []
+    for name, cell in zip(_COLUMNS, row):
+        size = sizes[name]
+        # the end of a module's path tells more than its start
+        kept = cell if len(cell) <= size else "…" + cell[len(cell) - size + 1 :]
+        cells.append(kept.rjust(size) if name in _NUMERIC else kept.ljust(size))
+    return ("  " + "  ".join(cells)).rstrip()
 
 
 def _make_row(record: TensorRecord) -> list[str]:
     key, found = record.key, record.statistics
-    tensor = f"{key.phase} {key.role} {key.path}".rstrip()
     shape = "x".join(str(size) for size in record.shape) or "scalar"
     numbers = ["", "", "", ""]
     if found is not None:
         broken = found.nan + found.inf
         numbers = [format_number(value) for value in (found.minimum, found.maximum, found.l2)]
         numbers.append(str(broken) if broken else "")
-    return [str(key.step), quote(key.scope) or "(root)", quote(tensor), shape, record.dtype, *numbers]
+    return [str(key.step), quote(key.scope) or "(root)", quote(_name_tensor(record)), shape, record.dtype, *numbers]
+
+
+def _name_tensor(record: TensorRecord) -> str:
+    """Role and path; the phase only where the role does not tell it."""
+    key = record.key
+    told = (key.phase, key.role) == ("backward", "gradient") or key.phase == "forward"
+    return " ".join(part for part in ("" if told else str(key.phase), str(key.role), key.path) if part)
 
 
 def render_tensor(dump: Dump, record: TensorRecord, *, width: int = 80) -> str:
@@ -235,7 +252,7 @@ def _list_facts(record: TensorRecord) -> list[tuple[str, str]]:
     form = f"{list(record.shape)} {record.dtype} on {record.device}, {format_bytes(record.nbytes)}"
     facts = [
         ("key", str(key)),
-        ("module", f"{key.scope or '(root)'} ({key.op})"),
+        ("module", f"{key.scope or '(root)'} {key.op}".rstrip()),
         ("tensor", f"{key.phase} {key.role} {key.path}".rstrip()),
         ("at", at + (f" · {key.pass_}" if key.pass_ != "first" else "")),
         ("form", form),

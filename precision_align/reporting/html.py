@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
+SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
 PRINTED_ROWS = 100  # on paper and without JavaScript: enough to see the pattern, two or three pages
 
 # the gauge runs from 1/100 of the limit to 1000 times it, on a logarithmic scale
@@ -59,6 +60,7 @@ def render_html(report: Findings, *, language: str = "en") -> str:
         report=report,
         language=language,
         version=__version__,
+        shown_metrics=SHOWN_METRICS,
         policy=_build_policy(head, body),
         style=_markup(_read_asset("vendor/uPlot-1.6.32.min.css") + _read_asset("report.css")),
         head_script=_markup(head),

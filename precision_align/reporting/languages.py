@@ -155,6 +155,7 @@ _HEADINGS = {
     "at.call": ("call {number}", "调用 {number}"),
     "at.rank": ("rank {number}", "进程 {number}"),
     "times": ("{ratio}x the limit", "上限的 {ratio} 倍"),
+    "boundless": ("beyond any limit", "超出任何上限"),
     "no_limit": ("none may", "不允许有"),
     "leaves": ("[leaves {share}]", "[剩余 {share}]"),
     "leaves.long": ("leaves {share} of the error", "解释后剩余误差 {share}"),
@@ -218,6 +219,7 @@ _PAGE = {
     "page.next": ("Next", "下一步"),
     "page.measured": ("Measured against its limit", "测得值与上限"),
     "page.measured.value": ("value", "数值"),
+    "page.more": ("{count} more figures", "另有 {count} 项数值"),
     "page.evidence": ("Evidence", "依据"),
     "page.explanations": ("Explanations, best first", "可能的原因（按可信度排序）"),
     "page.explanations.lead": (
@@ -351,6 +353,7 @@ _COMMANDS = {
     "title.PA203": ("The file is not ours", "不是本工具的文件"),
     "title.PA204": ("The file is from a newer version", "文件来自更新的版本"),
     "title.PA205": ("The dumps have nothing in common", "两个转储没有共同的记录"),
+    "title.PA206": ("The log has no curve that can be read", "日志中没有可读取的曲线"),
     "title.PA210": ("The disk is full", "磁盘已满"),
     "title.PA300": ("Something optional is missing", "缺少可选组件"),
     "title.PA999": ("Unexpected error", "意外错误"),

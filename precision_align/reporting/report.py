@@ -17,8 +17,8 @@ from precision_align.reporting.serialization import (
     FORMAT,
     SCHEMA_VERSION,
     Malformed,
-    decode_free,
     decode_findings,
+    decode_free,
     encode_findings,
     encode_free,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
@@ -24,6 +25,8 @@ from precision_align.reporting.wording import (
 
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _TONES = {Verdict.ALIGNED: "green", Verdict.DIVERGED: "red", Verdict.NOT_COMPARABLE: "yellow"}
+LINES = 24
+_HEAD_LINES = 4
 _GUTTER = 13  # widest heading, and two spaces on either side
 _ASCII = {
     "█": "#",
@@ -57,7 +60,9 @@ def render(
     if language != "en" and not _can_encode(say(language, "verdict.aligned"), encoding):
         language = "en"
     screen = _Screen(max(width, 40), color, language)
-    lines = [*_render_head(screen, report), *_render_body(screen, report), *_render_next(screen, report)]
+    head, following = _render_head(screen, report), _render_next(screen, report)
+    body = screen.fit(_list_fields(screen, report), LINES - len(head) - len(following))
+    lines = [*head, *body, *following]
     return to_encodable("\n".join(line.rstrip() for line in lines) + "\n", encoding)
 
 
@@ -126,6 +131,17 @@ def _split_wide(text: str) -> Iterator[str]:
         yield word
 
 
+@dataclass(frozen=True)
+class _Field:
+    """One labelled paragraph of at most ``lines`` lines; on a full screen the one with the least ``weight`` goes."""
+
+    label: str
+    text: str
+    weight: int
+    lines: int = 2
+    tones: tuple[str, ...] = ()
+
+
 class _Screen:
     """Lays out labelled paragraphs."""
 
@@ -140,13 +156,30 @@ class _Screen:
     def say(self, key: str, **values: object) -> str:
         return say(self.language, key, **values)
 
-    def field(self, key: str, text: str, *tones: str, lines: int = 2) -> list[str]:
-        """One labelled paragraph, cut after ``lines`` lines."""
-        label = self.say(key) if key else ""
-        pad = " " * max(_GUTTER - 2 - measure_width(label), 1)
-        folded = cut(fold(text, self.width - _GUTTER), lines, self.width - _GUTTER)
-        head = f"  {self.paint(label, 'dim')}{pad}{self.paint(folded[0], *tones) if tones else folded[0]}"
-        return [head, *(" " * _GUTTER + (self.paint(line, *tones) if tones else line) for line in folded[1:])]
+    def field(self, key: str, text: str, weight: int, lines: int = 2, *tones: str) -> _Field:
+        return _Field(self.say(key) if key else "", text, weight, lines, tones)
+
+    def fit(self, fields: Sequence[_Field], room: int) -> list[str]:
+        """All paragraphs in ``room`` lines: the least important are first cut to a line, then left out."""
+        kept = [field for field in fields if field.text]
+        heights = {id(field): min(len(fold(field.text, self.width - _GUTTER)), field.lines) for field in kept}
+        for least in (1, 0):
+            for field in sorted(kept, key=lambda field: field.weight):
+                excess = sum(heights.values()) - room
+                if excess > 0:
+                    heights[id(field)] = max(heights[id(field)] - excess, least)
+        return [line for field in kept for line in self.lay(field, heights[id(field)])]
+
+    def lay(self, field: _Field, count: int) -> list[str]:
+        """The first ``count`` lines of a paragraph."""
+        if not count:
+            return []
+        pad = " " * max(_GUTTER - 2 - measure_width(field.label), 1)
+        room = self.width - _GUTTER
+        first, *rest = (self.paint(line, *field.tones) if field.tones else line for line in
+                        cut(fold(field.text, room), count, room))  # fmt: skip
+        head = f"  {self.paint(field.label, 'dim')}{pad}" if field.label else " " * _GUTTER
+        return [head + first, *(" " * _GUTTER + line for line in rest)]
 
 
 def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
@@ -162,79 +195,75 @@ def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
 def _render_head(screen: _Screen, report: Findings) -> list[str]:
     verdict = Verdict(report.verdict)
     word = screen.say(f"verdict.{verdict}").upper()
-    first, *rest = fold(f"{word}  {phrase_verdict(report, screen.language)}", screen.width)
+    sentence = fold(f"{word}  {phrase_verdict(report, screen.language)}", screen.width)
+    first, *rest = cut(sentence, _HEAD_LINES, screen.width)
     first = screen.paint(word, "bold", _TONES[verdict]) + screen.paint(first[len(word) :], "bold")
     return [first, *(screen.paint(line, "bold") for line in rest), ""]
 
 
-def _render_body(screen: _Screen, report: Findings) -> list[str]:
-    lines: list[str] = []
+def _list_fields(screen: _Screen, report: Findings) -> list[_Field]:
+    fields: list[_Field] = []
     if report.first is not None:
-        lines += _render_divergence(screen, report.first)
-        lines += _render_others(screen, report)
-    for curve in list(report.curves)[:1]:
-        lines += screen.field("loss", _phrase_curve(screen, curve), lines=1)
-    lines += screen.field("coverage", _phrase_coverage(screen, report))
+        fields += _list_place(screen, report.first)
+        fields += _list_reasons(screen, report.first)
+        fields += _list_mapping(screen, report.first)
+        others = [found for found in report.frontier if found != report.first]
+        if others:
+            places = ", ".join(_name_place(screen, found) for found in others[:3])
+            fields.append(screen.field("others", screen.say("others.text", count=len(others), places=places), 30, 1))
+    fields += [screen.field("loss", _phrase_curve(screen, curve), 25, 1) for curve in list(report.curves)[:1]]
+    fields.append(screen.field("coverage", _phrase_coverage(screen, report), 80))
     if report.notes:
-        more = f"[1/{len(report.notes)}] " if len(report.notes) > 1 else ""
-        lines += screen.field("notes", more + quote(report.notes[0]))
-    return lines
+        counter = f"[1/{len(report.notes)}] " if len(report.notes) > 1 else ""
+        fields.append(screen.field("notes", counter + quote(report.notes[0]), 40))
+    return fields
 
 
-def _render_divergence(screen: _Screen, found: Divergence) -> list[str]:
+def _list_place(screen: _Screen, found: Divergence) -> list[_Field]:
     place = [name_scope(found.scope, screen.language), screen.say(f"phase.short.{found.phase}")]
     place += [screen.say(f"at.{name}", number=getattr(found, name)) for name in ("step", "call")]
     place += [screen.say("at.rank", number=found.rank)] if found.rank else []
-    lines = screen.field("where", " · ".join(place), "bold")
+    fields = [screen.field("where", " · ".join(place), 100, 2, "bold")]
     code = "  ".join(quote(part) for part in (found.op, found.source) if part)
     if measure_width(code) + _GUTTER <= screen.width:
-        lines += screen.field("operator", code) if code else []
-    else:
-        lines += screen.field("operator", quote(found.op), lines=1) if found.op else []
-        lines += screen.field("source", quote(found.source), lines=1) if found.source else []
-    lines += _render_measured(screen, found)
-    if found.evidence:
-        lines += screen.field("evidence", quote(found.evidence))
-    for number, guess in enumerate(list(found.explanations)[:2], start=1):
-        text = f"{screen.say('leaves', share=format_share(guess.residual))} {quote(guess.text or guess.name)}"
-        lines += screen.field("explanations" if number == 1 else "", text, lines=3 - number)
-    return lines + _render_mapping(screen, found)
+        return [*fields, screen.field("operator", code, 90)]
+    fields.append(screen.field("operator", quote(found.op), 70, 1))
+    return [*fields, screen.field("source", quote(found.source), 90)]
 
 
-def _render_measured(screen: _Screen, found: Divergence) -> list[str]:
+def _list_reasons(screen: _Screen, found: Divergence) -> list[_Field]:
     shown = [(name, value) for name, value in order_metrics(found.metrics, found.limit) if name != "worst_index"]
-    if not shown:
-        return []
-    name, value = shown[0]
+    fields = [_phrase_measured(screen, found, *shown[0])] if shown else []
+    rest = "  ".join(f"{quote(name)} {format_number(value)}" for name, value in shown[1:6])
+    fields.append(screen.field("", rest, 15, 1))
+    fields.append(screen.field("evidence", quote(found.evidence), 60))
+    for number, guess in enumerate(list(found.explanations)[:2]):
+        text = f"{screen.say('leaves', share=format_share(guess.residual))} {quote(guess.text or guess.name)}"
+        fields.append(screen.field("" if number else "explanations", text, 20 if number else 65, 1 if number else 2))
+    return fields
+
+
+def _phrase_measured(screen: _Screen, found: Divergence, name: str, value: float) -> _Field:
     text = f"{translate(screen.language, f'metric.{name}', quote(name))}: {format_number(value)}"
     excess = measure_excess(found.metrics, found.limit)
-    if excess is not None and found.limit is not None:
-        text += f", {screen.say('limit')} {format_number(found.limit.value)}"
-        text += f" ({phrase_excess(found.metrics, found.limit, screen.language)})"
-    lines = screen.field("measured", text, "red" if excess is not None and excess > 1 else "bold")
-    rest = "  ".join(f"{quote(name)} {format_number(value)}" for name, value in shown[1:6])
-    return lines + (screen.field("", rest, lines=1) if rest else [])
+    if excess is None or found.limit is None:
+        return screen.field("measured", text, 85)
+    text += f", {screen.say('limit')} {format_number(found.limit.value)}"
+    text += f" ({phrase_excess(found.metrics, found.limit, screen.language)})"
+    return screen.field("measured", text, 85, 2, "red" if excess > 1 else "bold")
 
 
-def _render_mapping(screen: _Screen, found: Divergence) -> list[str]:
+def _list_mapping(screen: _Screen, found: Divergence) -> list[_Field]:
     if found.mapping is None:
-        return screen.field("mapping", screen.say("no_row"), "dim", lines=1) if found.op else []
+        return [screen.field("mapping", screen.say("no_row"), 10, 1, "dim")] if found.op else []
     row = describe_mapping(found.mapping)
-    lines = screen.field("mapping", quote(row.title), lines=2)
-    if row.pitfalls:
-        lines += screen.field("pitfalls", quote(row.pitfalls[0]))
-    if row.cases:
-        shown = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
-        lines += screen.field("cases", shown, lines=1)
-    return lines
-
-
-def _render_others(screen: _Screen, report: Findings) -> list[str]:
-    others = [found for found in report.frontier if found != report.first]
-    if not others:
-        return []
-    places = ", ".join(_name_place(screen, found) for found in others[:3])
-    return screen.field("others", screen.say("others.text", count=len(others), places=places))
+    cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
+    pitfall = quote(row.pitfalls[0]) if row.pitfalls else ""
+    return [
+        screen.field("mapping", quote(row.title), 55),
+        screen.field("pitfalls", pitfall, 35),
+        screen.field("cases", cases, 45, 1),
+    ]
 
 
 def _name_place(screen: _Screen, found: Divergence) -> str:

@@ -139,6 +139,8 @@ def phrase_excess(metrics: Mapping[str, float], limit: Limit | None, language: s
         return ""
     if limit is not None and limit.value == 0:
         return say(language, "no_limit")
+    if not math.isfinite(excess):
+        return say(language, "boundless")
     return say(language, "times", ratio=format_number(excess))
 
 
@@ -164,6 +166,10 @@ class CaseLine:
     @property
     def failed(self) -> bool:
         return self.status.lower() in ("fail", "failed", "error")
+
+    @property
+    def passed(self) -> bool:
+        return self.status.lower() in ("pass", "passed", "warn")
 
 
 @dataclass(frozen=True)

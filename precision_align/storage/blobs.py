@@ -31,6 +31,8 @@ def is_disk_full(error: BaseException) -> bool:
 def require_room(folder: Path, nbytes: int) -> None:
     """Raise OSError(ENOSPC) before HDF5 meets a full disk in the middle of its own metadata."""
     found = os.statvfs(folder)
+    if not found.f_blocks:  # a file system that does not tell
+        return
     free = found.f_bavail * found.f_frsize
     reserve = min(_RESERVE_BYTES, int(found.f_blocks * found.f_frsize * _RESERVE_SHARE))
     if free < nbytes + reserve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,26 +35,30 @@ class Finisher:
 
     def __init__(self) -> None:
         self._summaries: dict[tuple[bytes, str], tuple[Statistics | None, Array | None]] = {}
+        self._digests: dict[int, tuple[weakref.ref[Array], bytes]] = {}
         self.payloads = True
         self.reason = ""
 
     def forget(self) -> None:
         """Drop the memory of earlier tensors (at the end of a file)."""
         self._summaries.clear()
+        self._digests.clear()
 
     def finish(self, draft: Draft) -> Entry:
         """Compute what the record's tier asks for.
 
         The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
-        whose sketch was asked for); FINGERPRINT with an empty digest where the words could not be used, with a reason.
+        whose sketch was asked for). Without usable words that is what the record came with, hash or statistics taken
+        on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
         """
         record = draft.record
         words, trouble = check_words(draft)
         if words is None:
-            record = replace(record, tier=Tier.FINGERPRINT, digest=b"", reason=record.reason or trouble)
-            return Entry(record, None, None)
+            tier = Tier.STATISTICS if record.statistics else Tier.FINGERPRINT
+            digest = record.digest if len(record.digest) == DIGEST_BYTES else b""
+            return Entry(replace(record, tier=tier, digest=digest, reason=record.reason or trouble), None, None)
         dtype = dtype_of(record.dtype)
-        digest = record.digest if len(record.digest) == DIGEST_BYTES else digest_words(words)
+        digest = record.digest if len(record.digest) == DIGEST_BYTES else self._digest(draft, words)
         tier, reason = self._decide(record, words)
         statistics, table = self._summarize(digest, words, dtype, tier)
         record = replace(
@@ -65,6 +70,16 @@ class Finisher:
             reason=record.reason or reason,
         )
         return Entry(record, words if tier is Tier.FULL else None, table)
+
+    def _digest(self, draft: Draft, words: Array) -> bytes:
+        """A recorder hands the same array out for every sighting of an unchanged tensor: it is hashed once."""
+        known = self._digests.get(id(draft.words))
+        if known is not None and known[0]() is draft.words:
+            return known[1]
+        digest = digest_words(words)
+        if draft.words is not None:
+            self._digests[id(draft.words)] = (weakref.ref(draft.words), digest)
+        return digest
 
     def _decide(self, record: TensorRecord, words: Array) -> tuple[Tier, str]:
         wanted, reason = Tier(record.tier), ""

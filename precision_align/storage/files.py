@@ -3,100 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
-import h5py
 import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
-from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
-from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.storage import layout
+from precision_align.storage.handles import BROKEN, Handles, first_line
 from precision_align.storage.hashing import digest_bytes, digest_words
 from precision_align.storage.runs import require_known_schema
 from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
 from precision_align.storage.texts import TextReader, decode_keys
-
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# What h5py raises on a file whose metadata makes no sense.
-_BROKEN = (
-    OSError,
-    RuntimeError,
-    KeyError,
-    ValueError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-)
-
-
-class Handles:
-    """Open HDF5 files, the least recently used closed beyond ``limit``. One instance serves one dump."""
-
-    def __init__(self, limit: int = 8) -> None:
-        self._limit = limit
-        self._files: OrderedDict[Path, Any] = OrderedDict()
-        self._lock = RLock()
-
-    @contextmanager
-    def open(self, path: Path) -> Iterator[Any]:
-        """The open file, valid inside the block. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
-        with self._lock:
-            if path not in self._files:
-                self._files[path] = open_file(path)
-                while len(self._files) > self._limit:
-                    self._files.popitem(last=False)[1].close()
-            self._files.move_to_end(path)
-            yield self._files[path]
-
-    def close(self) -> None:
-        """Close all of them; the next use opens again."""
-        with self._lock:
-            while self._files:
-                self._files.popitem()[1].close()
-
-
-def open_file(path: Path) -> Any:
-    """An h5py file, read-only. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError.
-
-    Where the file system refuses locks (NFS, Lustre, read-only mounts) it is opened without: finished files of a dump
-    never change.
-    """
-    _check_signature(path)
-    try:
-        try:
-            return h5py.File(path, "r")
-        except OSError as error:
-            if "lock" not in str(error).lower():
-                raise
-            return h5py.File(path, "r", locking=False)
-    except _BROKEN as error:
-        raise DumpDamaged(f"{path} is truncated or damaged: {_first_line(error)}; record it again") from error
-
-
-def _check_signature(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(_SIGNATURE))
-    except FileNotFoundError as error:
-        raise DumpNotFound(f"there is no dump at {path}") from error
-    except OSError as error:
-        raise DumpError(f"{path} cannot be read: {error.strerror}") from error
-    if head != _SIGNATURE:
-        if layout.PART_FILE.fullmatch(path.name):
-            raise DumpDamaged(f"{path} has lost its first bytes; record it again")
-        raise DumpForeign(f"{path} is not a dump: it is not an HDF5 file; name the folder that `capture` wrote")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 class PartFile:
@@ -128,8 +51,8 @@ class PartFile:
             yield
         except DumpError:
             raise
-        except _BROKEN as error:
-            raise DumpDamaged(f"{self.path} is damaged: {_first_line(error)}; record it again") from error
+        except BROKEN as error:
+            raise DumpDamaged(f"{self.path} is damaged: {first_line(error)}; record it again") from error
 
     def _read(self, file: Any) -> None:
         if str(file.attrs.get("format", "")) != layout.FORMAT:
@@ -140,7 +63,7 @@ class PartFile:
         self._digests = json.loads(file.attrs["digests"])
         self.sequence = int(file.attrs["sequence"])
         self.texts = TextReader(self._read_table(file, "strings").tobytes())
-        self.info = decode_info(self._read_table(file, "info").tobytes().decode("ascii"))
+        self._info = self._read_table(file, "info")
         self.keys = decode_keys(self._read_table(file, "keys"))
         self.index = self._read_table(file, "index")
         self._calls = self._read_table(file, "calls")
@@ -158,6 +81,12 @@ class PartFile:
         """The record of one index row. Raises DumpDamaged."""
         with self._translating():
             return read_record(self.index[row], self.keys[row], self.texts)
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """The run's information as it was when the file was finished. Raises DumpDamaged."""
+        with self._translating():
+            return decode_info(self._info.tobytes().decode("ascii"))
 
     @property
     def call_steps(self) -> Array:

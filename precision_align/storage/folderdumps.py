@@ -11,10 +11,14 @@ import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
-from precision_align.storage.files import Handles, PartFile
+from precision_align.storage.files import PartFile
+from precision_align.storage.handles import Handles
 from precision_align.storage.runs import Run
 from precision_align.storage.series import merge_points
 from precision_align.storage.views import DumpView
+
+# Built records are kept, about 1.5 KB each, until there are this many: walks come back to recent ones.
+_MAX_BUILT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,15 @@ class RankParts:
     points: Sequence[Point]
     notes: Sequence[str]
 
-    @property
+    @cached_property
     def info(self) -> RunInfo:
-        """The run's information, the latest there is, with the notes of all parts."""
-        latest = self.run.info if self.run else self.parts[-1].info
-        earlier = [note for part in self.parts for note in part.info.notes]
-        return replace(latest, notes=tuple(dict.fromkeys([*latest.notes, *earlier])))
+        """The run's information, the latest there is."""
+        if self.run is not None and (self.run.closed or not self.parts):
+            return self.run.info
+        # Notes only grow during a run: a killed one left its latest in its last file.
+        last = self.parts[-1].info
+        notes = (*self.run.info.notes, *last.notes) if self.run else last.notes
+        return replace(self.run.info if self.run else last, notes=tuple(dict.fromkeys(notes)))
 
 
 class LazyRecords(Sequence[TensorRecord]):
@@ -57,6 +64,8 @@ class LazyRecords(Sequence[TensorRecord]):
             return [self[number] for number in range(*position.indices(len(self)))]
         number = range(len(self))[position]
         if number not in self._built:
+            if len(self._built) >= _MAX_BUILT:
+                self._built.clear()
             part, row = self._places[number].tolist()
             self._built[number] = self._parts[part].record(row)
         return self._built[number]

@@ -61,8 +61,9 @@ class Hdf5Sink:
 
     ``put`` waits while more than ``queue_bytes`` wait to be written. A file closes at ``end_step`` or beyond
     ``part_bytes`` of payload. When ``end_step(n)`` returns, all steps before n are in finished files and survive
-    ``kill -9``; step n follows in the background. A full disk costs payloads, never the training: what is missing is
-    noted in the dump. Raises UsageError and StorageFull from the constructor, and nothing afterwards.
+    ``kill -9`` (not a power failure: the disk's own cache is not flushed); step n follows in the background. A full
+    disk costs payloads, never the training: what is missing is noted in the dump. Raises UsageError and StorageFull
+    from the constructor, and nothing afterwards.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Hdf5Sink:
         self._series = SeriesFile(self._folder, self.note)
         self._finisher = Finisher()
         self._part: Part | None = None
+        self._encoded: tuple[tuple[RunInfo, tuple[str, ...]], str] | None = None
         self._pending: _EndStep | None = None
         self._closed = False
         self._process = os.getpid()
@@ -139,7 +141,7 @@ class Hdf5Sink:
         atexit.unregister(self._at_exit)
 
     def _accepts(self) -> bool:
-        # A forked child (a data loader's worker) has no writer thread: its queue would fill up and nobody would wake it.
+        # A forked child (a data loader's worker) has no writer thread: its queue would just fill up.
         return not self._closed and os.getpid() == self._process
 
     def _enqueue(self, item: _Item, nbytes: int = 0) -> None:
@@ -215,11 +217,18 @@ class Hdf5Sink:
 
     def _try_finish(self, part: Part, otherwise: Callable[[Part, BaseException], object]) -> bool:
         try:
-            part.finish(encode_info(self._info, self._notes.texts()))
+            part.finish(self._encode_info())
         except Exception as error:  # whatever it was, the next steps must still be written
             otherwise(part, error)
             return False
         return True
+
+    def _encode_info(self) -> str:
+        """The run's information as each file holds it; encoded again only when it has changed."""
+        now = (self._info, tuple(self._notes.texts()))
+        if self._encoded is None or self._encoded[0] != now:
+            self._encoded = (now, encode_info(*now))
+        return self._encoded[1]
 
     def _lose_part(self, part: Part, error: BaseException) -> None:
         part.abandon()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
 from precision_align.storage import layout
-from precision_align.storage.files import Handles, PartFile
+from precision_align.storage.files import PartFile
 from precision_align.storage.folderdumps import FolderDump, RankParts
 from precision_align.storage.folders import list_parts
+from precision_align.storage.handles import Handles
 from precision_align.storage.runs import Run, read_run
 from precision_align.storage.series import read_series
 
@@ -36,7 +37,7 @@ def open_dump(path: str | os.PathLike[str]) -> FolderDump:
             ranks.append(rank)
     if not ranks:
         raise _choose(errors, place)
-    return FolderDump(ranks, handles, [str(error) for error in errors])
+    return FolderDump(ranks, handles, [*map(str, errors), *_describe_absent(place, ranks)])
 
 
 def _find_ranks(place: Path) -> list[Path]:
@@ -51,6 +52,16 @@ def _find_ranks(place: Path) -> list[Path]:
         return [place]
     what = "is empty" if not names else "holds no dump"
     raise DumpForeign(f"the folder {place} {what}: name the folder that `capture` wrote")
+
+
+def _describe_absent(place: Path, ranks: Sequence[RankParts]) -> list[str]:
+    present = {rank.info.rank for rank in ranks}
+    world = max(rank.info.world for rank in ranks)
+    absent = [str(number) for number in range(world) if number not in present]
+    if not absent or layout.RANK_FOLDER.fullmatch(place.name):
+        return []
+    shown = ", ".join(absent[:8]) + (", ..." if absent[8:] else "")
+    return [f"{place} has {len(present)} of {world} ranks; missing: {shown}"]
 
 
 def _open_rank(folder: Path, handles: Handles, errors: list[DumpError]) -> RankParts | None:

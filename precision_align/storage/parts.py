@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
-import h5py
 import numpy as np
 
 from precision_align.core.dtypes import Array
@@ -17,11 +16,11 @@ from precision_align.core.records import SCHEMA_VERSION, Call, Point
 from precision_align.storage import layout
 from precision_align.storage.blobs import Blob, require_room
 from precision_align.storage.entries import Entry, narrow_words
+from precision_align.storage.handles import create_file, open_hdf5
 from precision_align.storage.hashing import bytes_of, digest_bytes
 from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, strip_payload
 from precision_align.storage.texts import TextWriter, encode_keys
 
-FILE_MODE = 0o640
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
 _LIBVER = ("v110", "v110")
 # Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 1.5 KB each.
@@ -108,10 +107,8 @@ class Part:
     def _open(self) -> Any:
         if self._file is None:
             self._temporary = self._free_path(layout.UNFINISHED)
-            # Created here first, so that no other mode than ours is ever seen on disk.
-            os.close(os.open(self._temporary, os.O_CREAT | os.O_WRONLY, FILE_MODE))
-            self._temporary.chmod(FILE_MODE)
-            self._file = h5py.File(self._temporary, "w", libver=_LIBVER)
+            os.close(create_file(self._temporary))  # first, so that no other mode than ours is ever seen on disk
+            self._file = open_hdf5(self._temporary, "w", libver=_LIBVER)
         return self._file
 
     def _free_path(self, suffix: str) -> Path:

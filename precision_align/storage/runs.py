@@ -11,10 +11,9 @@ from typing import Any
 from precision_align.core.errors import DumpDamaged, SchemaTooNew
 from precision_align.core.records import SCHEMA_VERSION, RunInfo
 from precision_align.storage import layout
+from precision_align.storage.handles import create_file
 from precision_align.storage.hashing import digest_bytes
 from precision_align.storage.tables import decode_info, encode_info
-
-_FILE_MODE = 0o640
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ def write_run(folder: Path, run: Run) -> None:
     }
     content["digest"] = _digest(content)
     temporary = folder / (layout.RUN_FILE + layout.UNFINISHED)
-    with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, _FILE_MODE), "w") as file:
-        os.fchmod(file.fileno(), _FILE_MODE)
+    with os.fdopen(create_file(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="ascii") as file:
         file.write(json.dumps(content, allow_nan=False, indent=1))
     temporary.replace(folder / layout.RUN_FILE)
 

@@ -10,8 +10,7 @@ from typing import Callable
 
 from precision_align.core.records import Point
 from precision_align.storage import layout
-
-_FILE_MODE = 0o640
+from precision_align.storage.handles import create_file
 
 
 class SeriesFile:
@@ -22,8 +21,7 @@ class SeriesFile:
         self._file = -1
         path = folder / layout.SERIES_FILE
         try:
-            self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, _FILE_MODE)
-            os.fchmod(self._file, _FILE_MODE)
+            self._file = create_file(path, os.O_RDWR | os.O_APPEND)
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":  # the line that a killed run left half written
                 os.write(self._file, b"\n")

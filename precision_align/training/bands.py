@@ -34,6 +34,7 @@ ENVELOPE_FACTOR = 3.0  # of the largest difference seen in equal runs; no false 
 ENVELOPE_REACH = 6  # steps on each side over which a repeated run's difference counts: a late crossing hides the spread
 PAST = 16  # steps of the candidate's own past that widen the band
 FIRST = 3  # steps that show float32 by agreeing to its round-off
+JUMP_LIMIT = 100.0  # by which a jump of the reference widens the band at most
 EARLY = 8  # steps the law is estimated from where they do not
 LAW_LIMIT = 0.02  # two lasting percent are never round-off: the common acceptance rule for long trainings is 1 %
 _SINGLE = 16 * DTYPES["float32"].roundoff
@@ -171,7 +172,7 @@ def _past_maximum(magnitudes: Array) -> Array:
 
 
 def _reference_jumps(reference: Array) -> Array:
-    """How unusual each change of the reference is: |change| / (3 robust deviations of the past), at least 1."""
+    """How unusual each change of the reference is: |change| / (3 robust deviations of the past), 1 to JUMP_LIMIT."""
     finite = np.where(np.isfinite(reference), reference, np.nan)
     changes = np.abs(np.diff(finite, prepend=finite[:1]))
     changes = np.where(np.isfinite(changes), changes, 0.0)
@@ -180,6 +181,6 @@ def _reference_jumps(reference: Array) -> Array:
     usual = np.full(len(changes), np.nan)
     enough = np.isfinite(windows).sum(axis=1) >= EARLY
     usual[enough] = np.nanmedian(windows[enough], axis=1) / 0.6745  # the median of |N(0, 1)|
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = changes / (3 * usual)
-    return np.where(np.isfinite(ratio), np.maximum(ratio, 1.0), 1.0)
+    return np.where(np.isfinite(ratio), ratio.clip(1.0, JUMP_LIMIT), 1.0)

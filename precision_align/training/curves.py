@@ -23,6 +23,8 @@ from precision_align.training.reading import SeriesSource, read_series
 from precision_align.training.remarks import write_remarks
 from precision_align.training.series import Series, pick_values
 
+_LARGEST = 1e99  # relative differences end here, so that sums and squares of them stay finite
+
 
 @dataclass(frozen=True)
 class LossReport:
@@ -96,10 +98,9 @@ class LossReport:
         lines = [self._describe_verdict(), self._describe_figures(), f"band: {self.band.method}"]
         if self.capture_steps:
             first, last = self.capture_steps
-            lines.append(
-                f"next, on both sides: precision-align capture --steps {first}-{last} -o DUMP -- train.py ...; "
-                "then: precision-align compare REFERENCE CANDIDATE"
-            )
+            steps = f"{first}-{last}" if last > first else f"{first}"
+            lines.append(f"next, on both sides: precision-align capture --steps {steps} -o DUMP -- train.py ...")
+            lines.append("then: precision-align compare REFERENCE_DUMP CANDIDATE_DUMP")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _describe_verdict(self) -> str:
@@ -148,18 +149,20 @@ def compare_losses(
         for index, repeat in enumerate(repeats)
     ]
     steps = _find_common_steps(ours, theirs)
-    left, right = pick_values(ours, steps), pick_values(theirs, steps)
+    unit = _choose_unit(ours, theirs)
+    left, right = pick_values(ours, steps) / unit, pick_values(theirs, steps) / unit
     scale = measure_scale(left)
     differences = _subtract(right, left, scale)
     apart = _find_apart(left, right)
-    resolution = (pick_values(ours, steps, ours.resolve()) + pick_values(theirs, steps, theirs.resolve())) / scale
+    printed = pick_values(ours, steps, ours.resolve()) + pick_values(theirs, steps, theirs.resolve())
+    resolution = (printed / unit / scale).clip(0, _LARGEST)
     chosen = choose_band(
         steps,
         differences,
         resolution,
         (ours.precision, theirs.precision),
         band=band,
-        repeats=[_subtract(pick_values(repeat, steps), left, scale) for repeat in again],
+        repeats=[_subtract(pick_values(repeat, steps) / unit, left, scale) for repeat in again],
     )
     onset = find_onset(steps, left, differences, apart, chosen)
     shift = find_shift(left[onset.index :], right[onset.index :]) if onset is not None and _is_even(steps) else None
@@ -184,8 +187,14 @@ def _span(series: Series) -> str:
 
 def _subtract(candidate: Array, reference: Array, scale: Array) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = (candidate - reference) / scale
+        difference = ((candidate - reference) / scale).clip(-_LARGEST, _LARGEST)
     return np.where(np.isfinite(candidate) & np.isfinite(reference), difference, np.nan)
+
+
+def _choose_unit(*sides: Series) -> float:
+    """1, or for values near the end of float64 a power of two that leaves room to add and square them."""
+    largest = max((abs(value) for side in sides for value in side.values if math.isfinite(value)), default=0.0)
+    return 2.0 ** (math.frexp(largest)[1] - 1) if largest > _LARGEST else 1.0
 
 
 def _find_apart(reference: Array, candidate: Array) -> Array:

@@ -23,6 +23,8 @@ _LABEL = 10  # columns left of the axis
 _LEAST_WIDTH = 32
 _HEIGHT = 12
 _LOWER_HEIGHT = 6
+_LARGEST = 1e99  # what is larger is drawn at the edge
+_LINE_POINTS = 8  # points a column on a line between two values
 
 
 def plot_curves(report: LossReport, width: int = 72, *, ascii_only: bool = False) -> str:
@@ -69,11 +71,11 @@ class _Axis:
 
 def _draw_values(report: LossReport, axis: _Axis, glyphs: dict[str, str]) -> list[str]:
     values = np.asarray([*report.reference.values, *report.candidate.values], dtype=np.float64)
-    finite = values[np.isfinite(values)]
+    finite = values[np.isfinite(values)].clip(-_LARGEST, _LARGEST)
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     canvas = _Canvas(low, high, _HEIGHT, axis.columns)
-    left = canvas.cover(axis.place(report.reference.steps), report.reference.values)
-    right = canvas.cover(axis.place(report.candidate.steps), report.candidate.values)
+    left = canvas.draw(axis.place(report.reference.steps), report.reference.values)
+    right = canvas.draw(axis.place(report.candidate.steps), report.candidate.values)
     cells = np.full(left.shape, " ")
     cells[left] = glyphs["reference"]
     cells[right] = glyphs["candidate"]
@@ -87,13 +89,13 @@ def _draw_differences(report: LossReport, axis: _Axis, glyphs: dict[str, str]) -
     columns = axis.place(report.steps)
     magnitudes = np.abs(np.asarray(report.differences, dtype=np.float64))
     with np.errstate(divide="ignore"):
-        difference, law = np.log10(magnitudes), np.log10(report.band.law)
+        difference, law = np.log10(magnitudes), np.log10(report.band.law.clip(_LARGEST**-1, _LARGEST))
     shown = np.concatenate([difference[np.isfinite(difference)], law[np.isfinite(law)]])
     low, high = math.floor(float(shown.min())), math.ceil(float(shown.max()))
     canvas = _Canvas(low, max(high, low + 1), _LOWER_HEIGHT, axis.columns)
     cells = np.full((_LOWER_HEIGHT, axis.columns), " ")
-    cells[canvas.cover(columns, law, join=True)] = glyphs["band"]
-    cells[canvas.cover(columns, difference)] = glyphs["difference"]
+    cells[canvas.draw(columns, law)] = glyphs["band"]
+    cells[canvas.draw(columns, difference)] = glyphs["difference"]
     _mark_nonfinite(cells, columns, np.where(magnitudes == 0, 0.0, magnitudes))
     return canvas.label(cells, lambda value: f"{10**value:.0e}")
 
@@ -104,21 +106,28 @@ class _Canvas:
     def __init__(self, low: float, high: float, height: int, columns: int) -> None:
         self.low, self.high, self.height, self.columns = low, high, height, columns
 
-    def cover(self, columns: Array, values: Sequence[float] | Array, *, join: bool = False) -> Array:
-        """Which cells a curve covers, bool (height, columns): in each column the range of its values."""
+    def draw(self, columns: Array, values: Sequence[float] | Array) -> Array:
+        """Which cells a curve covers, bool (height, columns): its values, and lines between neighbours.
+
+        ``columns``: ascending, one a value. Values that are not finite leave a gap.
+        """
         data = np.asarray(values, dtype=np.float64)
-        known = np.isfinite(data)
-        columns, data = columns[known], data[known]
+        data = np.where(np.isfinite(data), data.clip(-_LARGEST, _LARGEST), np.nan)
+        fine = np.arange(columns[0], columns[-1], 1 / _LINE_POINTS)
+        between = np.interp(fine, columns, data) if len(columns) <= self.columns else fine[:0]
+        places = np.concatenate([columns, fine[: len(between)].round().astype(int)])
+        heights = np.concatenate([data, between])
+        known = np.isfinite(heights)
         span = self.high - self.low or 1.0
-        rows = ((self.high - data) / span * (self.height - 1)).round().clip(0, self.height - 1).astype(int)
-        if join and len(rows) > 1:
-            every = np.arange(columns[0], columns[-1] + 1)
-            columns, rows = every, np.interp(every, columns, rows).round().astype(int)
-        cells = np.zeros((self.height, self.columns), dtype=bool)
-        for column in np.unique(columns):
-            inside = rows[columns == column]
-            cells[inside.min() : inside.max() + 1, column] = True
-        return cells
+        rows = ((self.high - heights[known]) / span * (self.height - 1)).round().clip(0, self.height - 1)
+        return self._fill(places[known], rows.astype(int))
+
+    def _fill(self, columns: Array, rows: Array) -> Array:
+        top, bottom = np.full(self.columns, self.height), np.full(self.columns, -1)
+        np.minimum.at(top, columns, rows)
+        np.maximum.at(bottom, columns, rows)
+        every = np.arange(self.height)[:, None]
+        return np.asarray((every >= top) & (every <= bottom))
 
     def label(self, cells: Array, write: Callable[[float], str]) -> list[str]:
         """The rows with their values beside the first, middle and last."""

@@ -12,6 +12,7 @@ import numpy as np
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import LogUnreadable, UsageError
 
+_LAST_STEP = 2**53  # exact as a float64; even counts of tokens stay far below
 DUPLICATES = ("error", "first", "last", "mean", "order")
 
 
@@ -87,6 +88,9 @@ def build_series(
         raise UsageError(f"duplicates is {duplicates!r}; it must be one of {', '.join(DUPLICATES)}")
     if not entries:
         raise LogUnreadable(f"{origin} holds no value of {name!r}")
+    strange = next((entry for entry in entries if entry.step is not None and abs(entry.step) > _LAST_STEP), None)
+    if strange is not None:
+        raise LogUnreadable(f"{origin} {strange.place}: {strange.step} is no number of a training step")
     said = list(notes)
     stepped = _number_entries(entries, origin, duplicates, said)
     merged = _merge_steps(stepped, origin, duplicates, said)

@@ -36,7 +36,7 @@ UNDETERMINED = frozenset(
     randint randint_like randn randn_like uniform cauchy exponential geometric log_normal nn.functional.dropout
     nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout nn.functional.feature_alpha_dropout
     nn.functional.rrelu nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d pca_lowrank svd_lowrank
-    torch.ops.aten._flash_attention_forward
+    torch.ops.aten._flash_attention_forward resize_ resize_as_
     """.split()
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precision_align.core.keys import NUM_PARTS, Key, escape, unescape
@@ -27,6 +27,7 @@ keys = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(keys)
 def test_text_form_is_one_line_and_reads_back(key: Key) -> None:
     text = str(key)
@@ -35,11 +36,13 @@ def test_text_form_is_one_line_and_reads_back(key: Key) -> None:
     assert not set(text) & {"\n", "\r", "\0"}
 
 
+@settings(deadline=None)
 @given(keys, keys)
 def test_different_keys_have_different_texts(one: Key, other: Key) -> None:
     assert (str(one) == str(other)) == (one == other)
 
 
+@settings(deadline=None)
 @given(texts)
 def test_escape_is_undone(text: str) -> None:
     assert unescape(escape(text)) == text

@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precision_align.core.trees import Unbuildable, class_name, flatten, join, rebuild, scalars
@@ -84,6 +84,7 @@ def build(tree: Any, found: dict[str, Any]) -> Any:
     return rebuild(tree, found, KNOWN.get, lambda kind, value: (kind, value))
 
 
+@settings(deadline=None)
 @given(nestings)
 def test_round_trip_through_json(value: Any) -> None:
     tree, tensors = flatten(value, is_tensor)
@@ -93,6 +94,7 @@ def test_round_trip_through_json(value: Any) -> None:
     assert same(build(json.loads(text), dict(tensors)), value)
 
 
+@settings(deadline=None)
 @given(nestings)
 def test_scalars_are_all_leaves_but_tensors(value: Any) -> None:
     tree, _ = flatten(value, is_tensor)
@@ -109,6 +111,7 @@ def test_paths_name_the_place() -> None:
     assert flatten(tensors[0], is_tensor)[1] == [("", tensors[0])]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(), min_size=1), min_size=1, max_size=4))
 def test_joined_parts_stay_apart(names: list[str]) -> None:
     path = ""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from precision_align.devices import simulated
+
+# device_models.py, shared by the test files here.
+sys.path.insert(0, str(Path(__file__).parent))
 
 # At collection, hence before any test of this process can run a backward pass.
 simulated.reserve_device()

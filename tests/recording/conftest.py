@@ -282,6 +282,11 @@ def loss_of_fixture():
     return loss_of
 
 
+@pytest.fixture(scope="session")
+def new_sink():
+    return make_sink
+
+
 @pytest.fixture
 def sink():
     return make_sink()

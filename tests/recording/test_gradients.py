@@ -122,12 +122,12 @@ def test_recomputed_gradients_belong_to_the_first_calls(kinds, mode, record, los
 
 
 def test_a_checkpointed_function_over_shared_modules(record):
-    shared = nn.Linear(3, 3)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
 
     class Net(nn.Module):
         def __init__(self, recompute):
             super().__init__()
-            self.a, self.b, self.recompute = shared, nn.Linear(3, 3), recompute
+            self.a, self.b, self.recompute = first, second, recompute
 
         def forward(self, x):
             def part(h):
@@ -138,9 +138,8 @@ def test_a_checkpointed_function_over_shared_modules(record):
             return x
 
     x = torch.randn(2, 3, requires_grad=True)
-    plain, recomputed = (
-        gradients(record(net, lambda recorder, net=net: net(x).pow(2).sum().backward())) for net in (Net(False), Net(True))
-    )
+    nets = [Net(recompute=False), Net(recompute=True)]
+    plain, recomputed = (gradients(record(net, lambda _, net=net: net(x).pow(2).sum().backward())) for net in nets)
     assert len(plain) > 12
     assert plain.keys() == recomputed.keys()
     for key, (values, _) in plain.items():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -148,6 +149,44 @@ def test_ranks_share_a_folder(tmp_path: Path, make_info: Any, record_steps: Any)
         assert [point.value for point in dump.series] == [0.0, 0.0]
     with pytest.raises(UsageError):
         Hdf5Sink(tmp_path / "d", make_info(world=2, rank=1))
+
+
+def test_absent_ranks_are_a_note(tmp_path: Path, make_info: Any, record_steps: Any) -> None:
+    for rank in (0, 2):
+        record_steps(tmp_path / "d", make_info(world=4, rank=rank), range(1))
+    with open_dump(tmp_path / "d") as dump:
+        assert dump.ranks == [0, 2]
+        (note,) = dump.notes
+        assert "2 of 4 ranks; missing: 1, 3" in note
+    assert not open_dump(tmp_path / "d" / "rank00002").notes
+
+
+def test_a_broken_rank_among_good_ones_is_a_note(tmp_path: Path, make_info: Any, record_steps: Any) -> None:
+    for rank in range(2):
+        record_steps(tmp_path / "d", make_info(world=2, rank=rank), range(1))
+    for path in (tmp_path / "d" / "rank00000").iterdir():
+        path.write_bytes(path.read_bytes()[:50])
+    with open_dump(tmp_path / "d") as dump:
+        assert dump.info.rank == 1
+        assert any("truncated" in note for note in dump.notes)
+        assert any("missing: 0" in note for note in dump.notes)
+
+
+def test_writing_where_locks_are_refused(
+    tmp_path: Path, make_info: Any, record_steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = h5py.File
+
+    def refuse(path: Any, mode: str, **options: Any) -> Any:
+        if options.get("locking") is not False:
+            raise OSError(38, "Unable to synchronously create file (unable to lock file, errno = 38)")
+        return real(path, mode, **options)
+
+    monkeypatch.setattr(h5py, "File", refuse)
+    record_steps(tmp_path / "d", make_info(), range(2))
+    with open_dump(tmp_path / "d") as dump:
+        assert dump.steps == [0, 1]
+        assert not dump.notes
 
 
 def test_a_file_in_the_way(tmp_path: Path, make_info: Any) -> None:

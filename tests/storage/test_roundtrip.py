@@ -222,6 +222,7 @@ def test_calls_series_and_notes_come_back(items: list[Call], points: list[Point]
             assert same([vars(point) for point in found.series], [vars(point) for point in ordered])
 
 
+@settings(deadline=None)
 @given(json_like)
 def test_any_plain_value_survives_json(value: Any) -> None:
     text = encode_value(value)

@@ -345,3 +345,27 @@ def test_a_forked_child_neither_blocks_nor_writes(tmp_path: Path) -> None:
         assert dump.steps == [0, 1]
         assert len(dump.series) == 2
         assert not dump.notes
+
+
+def test_many_threads_put_at_once(tmp_path: Path, make_info: Any, make_draft: Any) -> None:
+    """Autograd runs gradient hooks on threads of its own."""
+    sink = Hdf5Sink(tmp_path / "d", make_info(), queue_bytes=4096)
+
+    def work(number: int) -> None:
+        for call in range(50):
+            words = np.full(100, number * 1000 + call, np.int32)
+            sink.put(make_draft(words, "int32", key={"scope": f"thread{number}", "call": call}))
+            sink.put_point(Point(0, number, f"value{call}", float(call)))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert (len(dump.records), len(dump.series)) == (300, 300)
+        assert not dump.notes
+        for record in dump.records:
+            expected = int(record.key.scope[6:]) * 1000 + record.key.call
+            assert dump.payload(record.key).tolist() == [expected] * 100

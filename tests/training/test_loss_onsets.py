@@ -29,7 +29,14 @@ FLOAT32 = [
 ]
 BFLOAT16 = [
     Scenario(fault, onset, length, size)
-    for fault, size in (("bias", 0.05), ("low bias", 0.05), ("drift", 0.04), ("spike", 0.4), ("nan", 0.0), ("shift", 0.0))
+    for fault, size in (
+        ("bias", 0.05),
+        ("low bias", 0.05),
+        ("drift", 0.04),
+        ("spike", 0.4),
+        ("nan", 0.0),
+        ("shift", 0.0),
+    )
     for onset, length in ((0, 60), (25, 60), (150, 400))
 ]
 

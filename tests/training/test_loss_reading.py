@@ -16,12 +16,22 @@ from precision_align.training.reading import read_series
 
 MEGATRON = """\
 using world size: 8, data-parallel size: 2
- [2026-11-01 10:00:00] iteration        1/     500 | consumed samples:          256 | elapsed time per iteration (ms): 9321.5 | learning rate: 1.000000E-06 | global batch size:   256 | lm loss: 1.087654E+01 | loss scale: 65536.0 | grad norm: 4.512 | number of skipped iterations:   0 | number of nan iterations:   0 |
- [2026-11-01 10:00:09] iteration        2/     500 | consumed samples:          512 | elapsed time per iteration (ms): 911.2 | learning rate: 2.000000E-06 | global batch size:   256 | lm loss: 1.081234E+01 | loss scale: 65536.0 | grad norm: 4.401 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ [2026-11-01 10:00:00] iteration        1/     500 | consumed samples:          256\
+ | elapsed time per iteration (ms): 9321.5 | learning rate: 1.000000E-06 | global batch size:   256\
+ | lm loss: 1.087654E+01 | loss scale: 65536.0 | grad norm: 4.512 | number of skipped iterations:   0\
+ | number of nan iterations:   0 |
+ [2026-11-01 10:00:09] iteration        2/     500 | consumed samples:          512\
+ | elapsed time per iteration (ms): 911.2 | learning rate: 2.000000E-06 | global batch size:   256\
+ | lm loss: 1.081234E+01 | loss scale: 65536.0 | grad norm: 4.401 | number of skipped iterations:   0\
+ | number of nan iterations:   0 |
 ----------------------------------------------------------------------------------------------
  validation loss at iteration 2 | lm loss value: 1.080000E+01 | lm loss PPL: 4.902080E+04 |
 ----------------------------------------------------------------------------------------------
- [2026-11-01 10:00:10] iteration        3/     500 | consumed samples:          768 | elapsed time per iteration (ms): 910.7 | learning rate: 3.000000E-06 | global batch size:   256 | lm loss: 1.072345E+01 | mtp_1 loss: 1.100000E+01 | load_balancing_loss: 1.012345E+00 | loss scale: 65536.0 | grad norm: 4.220 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ [2026-11-01 10:00:10] iteration        3/     500 | consumed samples:          768\
+ | elapsed time per iteration (ms): 910.7 | learning rate: 3.000000E-06 | global batch size:   256\
+ | lm loss: 1.072345E+01 | mtp_1 loss: 1.100000E+01 | load_balancing_loss: 1.012345E+00\
+ | loss scale: 65536.0 | grad norm: 4.220 | number of skipped iterations:   0\
+ | number of nan iterations:   0 |
 """
 DEEPSPEED = """\
 [2026-11-01 10:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.0001], mom=[[0.9, 0.95]]
@@ -162,7 +172,13 @@ def test_tables_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_jsonl_with_other_events(tmp_path: Path) -> None:
-    lines = ['{"step": 1, "loss": 2.5}', '{"event": "saved"}', "", '{"step": 2, "loss": NaN}', '{"step": 3, "loss": null}']
+    lines = [
+        '{"step": 1, "loss": 2.5}',
+        '{"event": "saved"}',
+        "",
+        '{"step": 2, "loss": NaN}',
+        '{"step": 3, "loss": null}',
+    ]
     series = read_series(write(tmp_path, "run.jsonl", "\n".join(lines)))
     assert series.steps == (1, 2)
     assert any("null" in note for note in series.notes)
@@ -187,14 +203,19 @@ def test_trainer_state_and_the_folder_that_holds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [[[1, 2.5], [2, 2.25]], {"step": [1, 2], "loss": [2.5, 2.25]}, [{"iteration": 1, "loss": "2.5"}, {"iteration": 2, "loss": 2.25}]]
+    "content",
+    [
+        [[1, 2.5], [2, 2.25]],
+        {"step": [1, 2], "loss": [2.5, 2.25]},
+        [{"iteration": 1, "loss": "2.5"}, {"iteration": 2, "loss": 2.25}],
+    ],
 )
 def test_other_json(tmp_path: Path, content: object) -> None:
     series = read_series(write(tmp_path, "run.json", json.dumps(content)))
     assert (series.steps, series.values) == ((1, 2), (2.5, 2.25))
 
 
-@pytest.mark.parametrize("text", ["{", "3", '{"a": 1}', '[{"step": 1, "loss": true}]', '[1, 2]', "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "3", '{"a": 1}', '[{"step": 1, "loss": true}]', "[1, 2]", "[" * 100_000])
 def test_json_that_is_no_series(tmp_path: Path, text: str) -> None:
     with pytest.raises(LogUnreadable):
         read_series(write(tmp_path, "run.json", text))
@@ -228,7 +249,7 @@ def test_missing_file_and_missing_series(tmp_path: Path) -> None:
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "wide.log").write_bytes("step 1 loss 2\n".encode("utf-16"))
-    with pytest.raises(LogUnreadable, match="line 1.*UTF-8"):
+    with pytest.raises(LogUnreadable, match=r"line 1.*UTF-8"):
         read_series(tmp_path / "wide.log")
     (tmp_path / "events.out.tfevents.1.host").write_bytes(b"\x00\x01")
     with pytest.raises(LogUnreadable, match="TensorBoard"):
@@ -240,7 +261,9 @@ def test_no_step_in_common(tmp_path: Path) -> None:
         compare_losses([(0, 1.0), (1, 1.0)], [(5, 1.0)])
 
 
-@pytest.mark.parametrize("values", [[1.0, 2.0], [(1,)], [(1, "x")], [(0.5, 1.0)], ["ab"], [(1, 2, 3)], [(None, 1.0)], 5])
+@pytest.mark.parametrize(
+    "values", [[1.0, 2.0], [(1,)], [(1, "x")], [(0.5, 1.0)], ["ab"], [(1, 2, 3)], [(None, 1.0)], 5]
+)
 def test_values_that_are_no_pairs(values: object) -> None:
     with pytest.raises(UsageError, match="pair"):
         compare_losses(values, [(0, 1.0)])  # type: ignore[arg-type]

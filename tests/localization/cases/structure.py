@@ -474,7 +474,7 @@ def user_pre_hook_on_both_sides(faulty: bool) -> Pair:
     return PreHooked(1.1), (torch.randn(2, 8),)
 
 
-@case("fc", "a pre-hook of the user's own scales an input")
+@case("", "a pre-hook of the user's own scales an input before ours sees it", site="inline")
 def user_pre_hook_scales(faulty: bool) -> Pair:
     torch.manual_seed(57)
     return PreHooked(1.1 if faulty else 1.0), (torch.randn(2, 8),)

@@ -1,5 +1,6 @@
 // Scalar series of both runs, with the noise band around the reference and the step where they part.
 const plots = [];
+const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 function joinSides(curve) {
   const sides = [new Map(curve.reference), new Map(curve.candidate)];
@@ -72,7 +73,7 @@ function makePlot(holder, curve) {
   });
   const options = {
     width: holder.clientWidth, height: 260, scales: { x: { time: false } },
-    axes: [{ ...axis }, { ...axis, size: 56 }],
+    axes: [{ ...axis, incrs: WHOLE_STEPS }, { ...axis, size: 56 }],
     series: [{ label: say("table.step") }, line(say("table.reference"), "muted", 1.5), line(say("table.candidate"), "accent", 2)],
     hooks: {
       drawClear: [(plot) => paintBand(plot, curve, values[0], steps)],

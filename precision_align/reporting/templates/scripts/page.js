@@ -150,6 +150,7 @@ window.addEventListener("resize", () => {
 });
 
 growTree();
+sortLayers();
 openChain();
 if (data.origin !== null) openTo(scopeOf(data.origin));
 if (matchMedia("(max-width: 900px)").matches) byId("modules").open = false;

@@ -1,5 +1,6 @@
 // The modules, each in the colour of the worst record below it.
-const top_ = { name: "", path: "", children: new Map(), worst: table.statuses.length - 1, bad: 0, depth: 0 };
+const blank = () => ({ children: new Map(), worst: table.statuses.length - 1, bad: 0 });
+const top_ = { ...blank(), name: "", path: "", depth: 0 };
 const open_ = new Set([""]);
 const ALARMING = table.statuses.indexOf("warn"); // statuses before this one are counted in the tree
 
@@ -19,13 +20,20 @@ function plant(scope, nodes) {
   for (const name of scope.split(".")) {
     if (!node.children.has(name)) {
       const path = node === top_ ? name : `${node.path}.${name}`;
-      node.children.set(name, { name, path, parent: node, children: new Map(), worst: top_.worst, bad: 0, depth: node.depth + 1 });
-      node.children.get(name).worst = table.statuses.length - 1;
+      node.children.set(name, { ...blank(), name, path, parent: node, depth: node.depth + 1 });
     }
     node = node.children.get(name);
   }
   nodes.set(scope, node);
   return node;
+}
+
+// layers of a list in their order, whatever was recorded of them first; named children as they first ran
+function sortLayers(node = top_) {
+  const children = [...node.children];
+  if (children.every(([name]) => /^\d+$/.test(name))) children.sort((a, b) => a[0] - b[0]);
+  node.children = new Map(children);
+  for (const child of node.children.values()) sortLayers(child);
 }
 
 function openTo(scope) {

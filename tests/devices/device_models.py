@@ -18,9 +18,7 @@ class Mlp(nn.Sequential):
     """Linear, GELU, LayerNorm, dropout."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(WIDTH, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, CLASSES)
-        )
+        super().__init__(nn.Linear(WIDTH, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, CLASSES))
 
 
 class ConvNet(nn.Module):

@@ -1,0 +1,106 @@
+"""Files on disk as this package opens them: their mode, HDF5 without locks where locks fail, few open at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import h5py
+
+from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
+from precision_align.storage import layout
+
+FILE_MODE = 0o640
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# What h5py raises on a file whose metadata makes no sense.
+BROKEN = (
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+
+
+def create_file(path: Path, flags: int = 0) -> int:
+    """Open a file for writing, made with mode 0640 if it is new; a file descriptor. Raises OSError."""
+    descriptor = os.open(path, os.O_CREAT | (flags or os.O_WRONLY), FILE_MODE)
+    with suppress(OSError):  # some network file systems have no modes
+        os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
+    """An h5py file; without locks where the file system refuses them (Lustre, some NFS, read-only mounts).
+
+    That is safe here: a file is written by one process under a name of its own, and never changes after its rename.
+    """
+    try:
+        return h5py.File(path, mode, **options)
+    except OSError as error:
+        if "lock" not in str(error).lower():
+            raise
+        return h5py.File(path, mode, locking=False, **options)
+
+
+def open_file(path: Path) -> Any:
+    """An h5py file for reading. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
+    _check_signature(path)
+    try:
+        return open_hdf5(path, "r")
+    except BROKEN as error:
+        raise DumpDamaged(f"{path} is truncated or damaged: {first_line(error)}; record it again") from error
+
+
+def _check_signature(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_SIGNATURE))
+    except FileNotFoundError as error:
+        raise DumpNotFound(f"there is no dump at {path}") from error
+    except (OSError, ValueError) as error:
+        raise DumpError(f"{path} cannot be read: {first_line(error)}") from error
+    if head != _SIGNATURE:
+        if layout.PART_FILE.fullmatch(path.name):
+            raise DumpDamaged(f"{path} has lost its first bytes; record it again")
+        raise DumpForeign(f"{path} is not a dump: it is not an HDF5 file; name the folder that `capture` wrote")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; HDF5 writes whole paragraphs."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+class Handles:
+    """Open HDF5 files, the least recently used closed beyond ``limit``. One instance serves one dump."""
+
+    def __init__(self, limit: int = 8) -> None:
+        self._limit = limit
+        self._files: OrderedDict[Path, Any] = OrderedDict()
+        self._lock = RLock()
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[Any]:
+        """The open file, valid inside the block. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = open_file(path)
+                while len(self._files) > self._limit:
+                    self._files.popitem(last=False)[1].close()
+            self._files.move_to_end(path)
+            yield self._files[path]
+
+    def close(self) -> None:
+        """Close all of them; the next use opens again."""
+        with self._lock:
+            while self._files:
+                self._files.popitem()[1].close()

@@ -1,0 +1,220 @@
+"""The command as a whole: help, mistakes, languages, pipes, crashes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from precision_align import __version__
+from precision_align.cli import app
+from precision_align.cli.parsers import suggest
+from precision_align.core import errors
+from precision_align.reporting.languages import TEXTS, detect_language, say
+
+
+def test_help_lists_every_verb_with_its_summary(command: Any) -> None:
+    for words in ((), ("--help",), ("-h",), ("--lang", "en", "--help")):
+        outcome = command(*words)
+        assert (outcome.status, outcome.err) == (0, "")
+        for verb in app.VERBS:
+            assert f"  {verb} " in outcome.out
+            assert say("en", f"verb.{verb}") in outcome.out
+    assert max(len(line) for line in outcome.out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_every_verb_is_a_module_whose_summary_is_the_one_in_the_help(verb: str) -> None:
+    module = import_module(f"precision_align.cli.{verb}")
+    assert say("en", f"verb.{verb}") == module.SUMMARY
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_help_of_a_verb(command: Any, verb: str) -> None:
+    outcome = command(verb, "--help")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"usage: precision-align {verb}")
+    assert "--json" in outcome.out
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in app.VERBS)])
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; from precision_align.cli.app import main; status = main(sys.argv[1:]); "
+        "heavy = [name for name in ('numpy', 'h5py', 'torch', 'jinja2') if name in sys.modules]; "
+        "sys.exit(f'loaded {heavy}' if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_version(command: Any) -> None:
+    assert command("--version").out == f"precision-align {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["shwo", "x"], "Did you mean 'show'?"),
+        (["Compare", "a", "b"], "Did you mean 'compare'?"),
+        (["qqqq"], "there is no verb 'qqqq'. See 'precision-align --help'."),
+        (["--jsn", "show"], "Did you mean '--json'?"),
+        (["--lang", "fr", "show", "x"], "--lang takes en or zh, not 'fr'"),
+        (["--lang"], "--lang takes en or zh"),
+        (["--json"], "no verb is given"),
+        (["report"], "required: RESULT.json"),
+        (["report", "x.json", "--jsn"], "Did you mean '--json'?"),
+        (["report", "x.json", "y.json"], "unrecognized arguments: y.json"),
+        (["report", "x.json", "--lang", "fr"], "choose from"),
+        (["report", "x.json", "-o"], "expected one argument"),
+        (["show", "x", "--limit", "many"], "invalid int value"),
+        (["show", "x", "--limit", "-3"], "--limit takes"),
+        (["show", "x", "--format", "csv"], "choose from"),
+        (["compare", "a", "b", "c"], "not 3 dumps"),
+        (["compare", "a"], "compare needs REFERENCE and CANDIDATE"),
+        (["compare", "a", "b", "--min-coverage", "2"], "'2' is not a share between 0 and 1"),
+        (["compare", "a", "b", "--min-coverage", "half"], "'half' is not a share"),
+        (["compare", "a", "--replay", "model"], "write MODULE:FACTORY"),
+        (["compare", "a", "--replay", "no_such_module:x"], "No module named 'no_such_module'"),
+        (["compare", "a", "b", "-o", "x.pdf"], "names no form of report"),
+        (["compare", "a", "b", "-o", "no/where.html"], "there is no folder no"),
+        (["doctor", "--device", "tpu"], 'Unknown device "tpu"'),
+    ],
+)
+def test_wrong_use_is_told_with_its_code(command: Any, words: list[str], said: str) -> None:
+    outcome = command(*words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith("error [PA100] ")
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["report", "show", "compare"])
+def test_missing_file(command: Any, verb: str) -> None:
+    words = ["a", "b"] if verb == "compare" else ["a"]
+    outcome = command(verb, *words)
+    assert (outcome.status, outcome.out) == (3, "")
+    assert outcome.err.startswith("error [PA201] ")
+
+
+def test_languages(command: Any) -> None:
+    chinese = command("--lang", "zh", "--help").out
+    assert "用法" in chinese
+    assert say("zh", "verb.compare") in chinese
+    assert command("--help", LANG="zh_CN.UTF-8").out == chinese
+    assert command("--help", LANG="zh_CN.UTF-8", LC_ALL="C.UTF-8").out == command("--help").out
+    refused = command("shwo", LANG="zh_CN.UTF-8")
+    assert refused.err.startswith("错误 [PA100] 命令行或调用有误")
+    assert "是否想输入 'show'" in refused.err
+    assert "没有" not in command("shwo", "--lang", "en", LANG="zh_CN.UTF-8").err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "gbk", "latin-1"])
+def test_any_terminal_encoding(command: Any, findings: ModuleType, encoding: str) -> None:
+    folder = command.folder / "目录 é"
+    folder.mkdir()
+    path = findings.make_diverged().save(folder / "结果.json")
+    for language in ("en", "zh"):
+        outcome = command("report", path, "--lang", language, PYTHONIOENCODING=encoding)
+        assert outcome.status == 0
+        assert command("report", folder / "无.json", "--lang", language, PYTHONIOENCODING=encoding).status == 3
+
+
+def test_closed_pipe_is_quiet(command: Any, findings: ModuleType) -> None:
+    path = findings.make_diverged(records=findings.make_records(60, 20)).save(command.folder / "r.json")
+    done = command.launch(
+        ["bash", "-c", '"$0" "$@" | head -c 10; exit ${PIPESTATUS[0]}', sys.executable, "-m", "precision_align"],
+        ("report", path, "--json"),
+        {},
+    )
+    assert (done.status, done.out, done.err) == (app.PIPE_CLOSED, '{\n "format"'[:10], "")
+
+
+def test_unexpected_error_is_one_line_and_traceback_on_request(command: Any) -> None:
+    code = (
+        "import sys; from precision_align.cli import app, report; "
+        "report.run = lambda arguments: 1 / 0; sys.exit(app.main(['report', 'x']))"
+    )
+    short = command.launch([sys.executable, "-c", code], (), {})
+    assert short.status == app.CRASHED
+    assert short.err.count("\n") == 1
+    assert short.err.startswith("error [PA999] unexpected ZeroDivisionError: division by zero.")
+    assert "PRECISION_ALIGN_TRACEBACK=1" in short.err
+    long = command.launch([sys.executable, "-c", code], (), {"PRECISION_ALIGN_TRACEBACK": "1"})
+    assert "Traceback (most recent call last)" in long.err
+
+
+def test_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from precision_align.cli import report
+
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "run", interrupt)
+    assert app.main(["report", "x", "--lang", "en"]) == app.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def find_errors(kind: type[errors.PrecisionAlignError]) -> list[type[errors.PrecisionAlignError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in find_errors(child))]
+
+
+@pytest.mark.parametrize("kind", find_errors(errors.PrecisionAlignError)[1:])
+def test_every_error_has_a_code_and_a_chinese_title(kind: type[errors.PrecisionAlignError]) -> None:
+    shown = app.phrase_error(kind("what: where"), "zh")
+    assert shown.startswith(f"错误 [{kind.code}] ")
+    assert shown.endswith("what: where")
+    assert say("zh", f"title.{kind.code}") in shown
+    assert app.phrase_error(kind("what: where"), "en") == f"error [{kind.code}] what: where"
+
+
+def test_both_languages_take_the_same_values() -> None:
+    import string
+
+    for key, texts in TEXTS.items():
+        fields = [{name for _, name, _, _ in string.Formatter().parse(text) if name} for text in texts]
+        assert fields[0] == fields[1], key
+        assert all(texts), key
+
+
+@pytest.mark.parametrize(
+    ("variables", "language"),
+    [
+        ({}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "ZH"}, "zh"),
+        ({"LANG": "zh_CN", "LC_ALL": "en_US"}, "en"),
+        ({"LANG": "en_US", "LC_MESSAGES": "zh_TW.UTF-8"}, "zh"),
+        ({"LANG": "C"}, "en"),
+        ({"LANG": ""}, "en"),
+    ],
+)
+def test_language_of_the_locale(variables: dict[str, str], language: str) -> None:
+    assert detect_language(variables) == language
+
+
+def test_suggestions() -> None:
+    assert suggest("compair", app.VERBS) == "Did you mean 'compare'?"
+    assert suggest("zzz", app.VERBS) == ""
+
+
+def test_options_stand_anywhere(command: Any, findings: ModuleType) -> None:
+    path = findings.make_aligned().save(command.folder / "r.json")
+    answers = [command("--json", "report", path), command("report", "--json", path), command("report", path, "--json")]
+    assert {answer.status for answer in answers} == {0}
+    assert len({answer.out for answer in answers}) == 1
+    assert json.loads(answers[0].out)["verdict"] == "aligned"
+
+
+def test_main_returns_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["show", str(tmp_path / "nothing")]) == 3
+    assert app.main(["--version"]) == 0
+    assert app.main(["show", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("precision-align ")

@@ -1,0 +1,78 @@
+"""compare: from two dumps to a report and an exit status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from precision_align.cli.compare import ALIGNED, DIVERGED, NOT_COMPARABLE, find_status
+from precision_align.core.results import Coverage
+from precision_align.core.terms import Phase, Verdict
+
+
+def test_diverged(command: Any, runs: Any) -> None:
+    outcome = command("compare", runs / "reference", runs / "candidate", "-o", "r.html", "-o", "r.json")
+    assert outcome.status == DIVERGED
+    assert "saved r.html" in outcome.err
+    assert outcome.out.startswith("DIVERGED")
+    assert "1 · forward · step 0 · call 0" in outcome.out
+    saved = json.loads((command.folder / "r.json").read_text(encoding="utf-8"))
+    assert saved["first"]["scope"] == "1"
+    assert saved["candidate"]["path"] == str(runs / "candidate")
+    assert command("report", "r.json").out == outcome.out
+
+
+def test_aligned_with_itself_and_options_between(command: Any, runs: Any) -> None:
+    outcome = command("compare", runs / "reference", "--json", runs / "reference")
+    assert outcome.status == ALIGNED
+    assert json.loads(outcome.out)["verdict"] == "aligned"
+
+
+def test_too_little_judged_is_not_aligned(command: Any, runs: Any) -> None:
+    report = json.loads(command("compare", runs / "reference", runs / "reference", "--json").out)
+    judged = sum(seen["judged"] for seen in report["coverage"].values())
+    recorded = sum(seen["recorded"] for seen in report["coverage"].values())
+    outcome = command("compare", runs / "reference", runs / "reference", "--min-coverage", 1)
+    assert outcome.status == (ALIGNED if judged == recorded else NOT_COMPARABLE)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "judged", "minimum", "status"),
+    [
+        (Verdict.ALIGNED, 10, 0.5, ALIGNED),
+        (Verdict.ALIGNED, 5, 0.5, ALIGNED),
+        (Verdict.ALIGNED, 4, 0.5, NOT_COMPARABLE),
+        (Verdict.ALIGNED, 0, 0.0, ALIGNED),
+        (Verdict.DIVERGED, 1, 0.5, DIVERGED),
+        (Verdict.NOT_COMPARABLE, 10, 0.0, NOT_COMPARABLE),
+    ],
+)
+def test_exit_status(findings: ModuleType, verdict: Verdict, judged: int, minimum: float, status: int) -> None:
+    report = findings.make_aligned()
+    coverage = {Phase.FORWARD: Coverage(10, judged, 10, judged)}
+    assert find_status(replace(report, verdict=verdict, coverage=coverage), minimum) == status
+
+
+def test_candidate_alone_with_the_reference_code(command: Any, runs: Any) -> None:
+    for target in (f"{runs / 'model.py'}:build", "model:build"):
+        outcome = command("compare", runs / "candidate", "--replay", target, PYTHONPATH=str(runs))
+        assert outcome.status == DIVERGED, outcome.err
+        assert "1 · forward · step 0" in outcome.out
+
+
+def test_replay_code_that_fails_is_told(command: Any, runs: Any) -> None:
+    (command.folder / "broken.py").write_text("raise RuntimeError('boom')", encoding="utf-8")
+    outcome = command("compare", runs / "candidate", "--replay", "broken:build")
+    assert outcome.status == 2
+    assert "RuntimeError: boom" in outcome.err
+
+
+def test_rules_that_are_wrong_are_told(command: Any, runs: Any) -> None:
+    (command.folder / "rules.toml").write_text("unknown = 1\n", encoding="utf-8")
+    outcome = command("compare", runs / "reference", runs / "candidate", "--rules", "rules.toml")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "[PA1" in outcome.err

@@ -1,0 +1,115 @@
+"""show: on dumps that capture wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+FORWARD = "0/0/0/module/1/0/first//0/forward/output/"
+
+
+def test_overview(command: Any, runs: Any) -> None:
+    outcome = command("show", runs / "reference")
+    assert (outcome.status, outcome.err) == (0, "")
+    for part in (
+        "device      cpu",
+        "steps       0-1 (2)",
+        "ranks       0 of 1",
+        "calls of step 0, rank 0",
+        "LayerNorm",
+    ):
+        assert part in outcome.out
+    assert "more; --limit 0 shows all" in outcome.out
+    assert max(len(line) for line in outcome.out.splitlines()) <= 80
+
+
+def test_limit_and_filters(command: Any, runs: Any) -> None:
+    everything = json.loads(command("show", runs / "reference", "--json").out)["records"]
+    assert "more; --limit" not in command("show", runs / "reference", "--limit", 0).out
+    wanted = [record for record in everything if record["key"].startswith("1/") and "/module/2/" in record["key"]]
+    found = json.loads(command("show", runs / "reference", "--step", 1, "--scope", "2", "--json").out)["records"]
+    assert {record["key"] for record in wanted} <= {record["key"] for record in found}
+    assert all(record["key"].startswith("1/") for record in found)
+    assert "0 of" in command("show", runs / "reference", "--scope", "nothing.*").out
+
+
+def test_one_tensor(command: Any, runs: Any) -> None:
+    listed = json.loads(command("show", runs / "reference", "--json").out)["records"]
+    key = next(
+        record["key"] for record in listed if "/module/1/" in record["key"] and "/forward/output/" in record["key"]
+    )
+    outcome = command("show", runs / "reference", key)
+    assert outcome.status == 0
+    for part in ("[32, 16] float32 on cpu", "512 values", "statistics  min", "values  ", "█"):
+        assert part in outcome.out
+    described = json.loads(command("show", runs / "reference", key, "--json").out)
+    assert sum(described["histogram"]["counts"]) == 512
+    assert len(described["values"]) == 8
+    assert described["key"] == key
+    assert described["statistics"]["numel"] == 512
+    ascii_only = command("show", runs / "reference", key, PYTHONIOENCODING="ascii").out
+    assert "|##" in ascii_only
+    assert "\\u" not in ascii_only
+
+
+def test_key_by_words(command: Any, runs: Any) -> None:
+    outcome = command("show", runs / "reference", "0/0/0/ module/1/ forward/output")
+    assert outcome.status == 0
+    assert "[32, 16] float32" in outcome.out
+
+
+def test_ambiguous_key_lists_candidates(command: Any, runs: Any) -> None:
+    outcome = command("show", runs / "reference", "module/1/")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "'module/1/' fits" in outcome.err
+    assert sum("/module/1/" in line for line in outcome.err.splitlines()) >= 2
+
+
+def test_unknown_key(command: Any, runs: Any) -> None:
+    outcome = command("show", runs / "reference", "nothing like this")
+    assert outcome.status == 2
+    assert "no record's key contains" in outcome.err
+
+
+@pytest.mark.parametrize("format_", ["h5", "npy"])
+def test_export(command: Any, runs: Any, format_: str) -> None:
+    outcome = command("show", runs / "reference", "--export", "out", "--format", format_)
+    assert (outcome.status, outcome.out) == (0, "")
+    if format_ == "h5":
+        with h5py.File(command.folder / "out" / "tensors.h5") as file:
+            assert len(file) > 20
+            assert all(isinstance(item, h5py.Dataset) for item in file.values())
+    else:
+        index = json.loads((command.folder / "out" / "index.json").read_text(encoding="utf-8"))
+        assert np.load(command.folder / "out" / index[0]["file"]).shape == tuple(index[0]["shape"])
+    again = command("show", runs / "reference", "--export", "out")
+    assert again.status == 2
+    assert "not an empty folder" in again.err
+
+
+def test_bad_dumps(command: Any, runs: Any) -> None:
+    folder = command.folder
+    (folder / "empty").mkdir()
+    (folder / "text.h5").write_text("no", encoding="utf-8")
+    with h5py.File(folder / "foreign.h5", "w") as file:
+        file["x"] = [1.0]
+    for name in ("empty", "text.h5", "foreign.h5"):
+        outcome = command("show", name)
+        assert (outcome.status, outcome.out) == (3, "")
+        assert outcome.err.startswith("error [PA20"), name
+
+
+def test_truncated_dump(command: Any, runs: Any) -> None:
+    copy = command.folder / "cut"
+    shutil.copytree(runs / "reference", copy)
+    parts = sorted(copy.rglob("*.h5"))
+    for part in parts:
+        part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    outcome = command("show", parts[0])
+    assert (outcome.status, outcome.out) == (3, "")
+    assert outcome.err.startswith("error [PA202] ")

@@ -1,0 +1,366 @@
+"""Sessions: arguments, steps, series, what is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from precision_align.core.errors import PrecisionAlignError, StorageFull, UsageError
+from precision_align.core.terms import Tier
+from precision_align.recording.plan import format_steps, make_plan, parse_steps
+from precision_align.recording.session import capture
+from precision_align.storage.memory import MemorySink
+from precision_align.storage.opening import open_dump
+
+pytestmark = pytest.mark.live
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def run(model, recorder, steps=3):
+    for _ in range(steps):
+        with recorder.step():
+            model(torch.ones(2, 3)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"budget_bytes": 1}, "not available yet"),
+        ({"force": "x"}, "not available yet"),
+        ({"certify": True}, "not available yet"),
+        ({"sources": ["modules", "gradient"]}, "'gradient'"),
+        ({"payload": "everything"}, "'everything'"),
+        ({"payload": {"*": "ful"}}, "'ful'"),
+        ({"steps": "1,x"}, "'x'"),
+        ({"steps": "3-"}, "'3-'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_before_anything_happens(options, text, tmp_path):
+    with pytest.raises(UsageError, match=text):
+        capture(small(), tmp_path / "dump", **options)
+    assert not (tmp_path / "dump").exists()
+
+
+def test_the_model_and_the_place_are_checked(tmp_path):
+    with pytest.raises(UsageError, match="function"):
+        capture(lambda x: x, tmp_path / "dump")
+    with pytest.raises(UsageError, match="path"):
+        capture(small(), None)
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError):
+        capture(small(), tmp_path)
+    assert (tmp_path / "note.txt").read_text() == "mine"
+
+
+def test_step_lists():
+    assert parse_steps("3, 10-12") == {3, 10, 11, 12}
+    assert parse_steps(5) == {5}
+    assert parse_steps([1, 2]) == {1, 2}
+    assert parse_steps(None) is None
+    assert 10**9 in parse_steps(range(10**12))
+    assert format_steps({3, 10, 11, 12}) == "3,10-12"
+    assert format_steps(range(2, 5)) == "2-4"
+    assert make_plan(payload={"*": "sketch", "a.*": "full"}).tier("a.b") is Tier.FULL
+    assert make_plan(payload={"*": "sketch", "a.*": "full"}).tier("a") is Tier.SKETCH
+    assert make_plan(payload={"a": "sketch"}).tier("") is Tier.FULL
+
+
+def test_only_the_steps_asked_for_are_recorded_but_every_loss_is(record):
+    model = small()
+    dump = record(model, lambda recorder: run(model, recorder, 5), steps="1,3-9")
+    assert {r.key.step for r in dump.records} == {c.step for c in dump.calls} == {1, 3, 4}
+    assert [(p.step, p.name) for p in dump.series] == [(step, "loss") for step in range(5)]
+
+
+def test_steps_without_step_are_counted_too(record):
+    model = small()
+    dump = record(model, lambda r: [model(torch.ones(1, 3)).sum().backward() for _ in range(4)], steps=[2])
+    assert {r.key.step for r in dump.records} == {c.step for c in dump.calls} == {2}
+    assert len(dump.series) == 4
+
+
+def test_select_keeps_calls_and_drops_tensors(record):
+    model = small()
+    dump = record(
+        model, lambda recorder: run(model, recorder, 1), select="2*", payload={"*": "statistics", "2": "full"}
+    )
+    assert {c.scope for c in dump.calls} == {"", "0", "1", "2"}
+    assert {r.key.scope for r in dump.records if r.key.source != "point"} == {"2"}
+    assert {r.tier for r in dump.records if r.key.source != "point"} == {Tier.FULL}
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (["modules"], {("module", "input"), ("module", "output")}),
+        (["gradients"], {("module", "gradient"), ("parameters", "gradient")}),
+        ("parameters", {("parameters", "parameter")}),
+    ],
+)
+def test_sources(record, sources, expected):
+    model = small()
+    dump = record(model, lambda recorder: run(model, recorder, 1), sources=sources)
+    found = {(str(r.key.source), str(r.key.role)) for r in dump.records}
+    assert found - {("point", "loss")} == expected
+
+
+def test_what_the_user_logs_takes_the_place_of_what_we_find(record):
+    model = small()
+
+    def body(recorder):
+        with recorder.step(7):
+            loss = model(torch.ones(1, 3)).sum()
+            loss.backward()
+            recorder.log(loss=loss * 2, lr=0.5)
+        with recorder.step():
+            model(torch.ones(1, 3)).sum().backward()
+            model(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(UsageError, match="one-element"):
+            recorder.log(loss="low")
+
+    dump = record(model, body)
+    once = model(torch.ones(1, 3)).sum().item()
+    points = [(p.step, p.micro, p.name, p.value) for p in dump.series]
+    assert points == [(7, 0, "loss", once * 2), (7, 0, "lr", 0.5), (8, 0, "loss", once), (8, 1, "loss", once)]
+
+
+def test_several_losses_of_one_forward(record):
+    model = small()
+
+    def body(recorder):
+        with recorder.step():
+            y = model(torch.ones(1, 3))
+            y.sum().backward(retain_graph=True)
+            torch.autograd.backward([(y * 2).sum(), (y * 3).sum()])
+
+    dump = record(model, body)
+    assert [p.name for p in dump.series] == ["loss", "loss.1", "loss.2"]
+    losses = [r for r in dump.records if r.key.role == "loss"]
+    assert [(r.key.ordinal, dump.values(r.key).item()) for r in losses] == [
+        (i, p.value) for i, p in enumerate(dump.series)
+    ]
+
+
+def test_saved_points(record):
+    model = small()
+
+    def body(recorder):
+        with recorder.step():
+            recorder.save("mask", torch.ones(2, dtype=torch.bool))
+            recorder.save("mask", torch.zeros(2, dtype=torch.bool))
+            with pytest.raises(UsageError, match="log"):
+                recorder.save("mask", 3)
+
+    points = [r for r in record(model, body).records if r.key.source == "point"]
+    assert [(r.key.path, r.key.call, r.dtype) for r in points] == [("mask", 0, "bool"), ("mask", 1, "bool")]
+
+
+def test_nothing_called_is_said(record):
+    dump = record(small(), lambda recorder: None)
+    assert any("no module call was seen" in note for note in dump.notes)
+
+
+def test_a_session_leaves_nothing_behind(record):
+    model, backward = small(), torch.autograd.backward
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    record(model, lambda recorder: run(model, recorder), optimizer=optimizer)
+    assert torch.autograd.backward is backward
+    assert "step" not in vars(optimizer)
+    for name, module in model.named_modules():
+        assert vars(module).keys() == before[name].keys()
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks_with_kwargs
+        assert not module._forward_hooks_always_called
+    assert all(parameter._backward_hooks is None for parameter in model.parameters())
+
+
+def test_activations_are_freed_as_without_a_session(record):
+    model = small()
+    freed = []
+
+    def body(recorder):
+        with recorder.step():
+            y = model(torch.ones(2, 3))
+            reference = weakref.ref(y)
+            y.sum().backward()
+            del y
+            freed.append(reference() is None)
+
+    gc.disable()
+    try:
+        record(model, body)
+    finally:
+        gc.enable()
+    assert freed == [True]
+
+
+def test_users_exceptions_pass_and_the_dump_is_closed(tmp_path):
+    problem, model = KeyError("mine"), small()
+
+    def train():
+        with capture(model, tmp_path / "dump") as recorder, recorder.step():
+            model(torch.ones(1, 3)).sum().backward()
+            raise problem
+
+    with pytest.raises(KeyError) as caught:
+        train()
+    assert caught.value is problem
+    dump = open_dump(tmp_path / "dump")
+    assert {c.scope for c in dump.calls} == {"", "0", "1", "2"}
+    assert not model[0]._forward_hooks
+
+
+class FailingSink(MemorySink):
+    def close(self, info):
+        raise StorageFull("no room")
+
+
+def test_a_sink_that_cannot_close_does_not_hide_the_users_exception(sink):
+    failing, model = FailingSink(sink._info), small()
+    with pytest.raises(StorageFull), capture(model, None, sink=failing):
+        pass
+    with (
+        pytest.warns(RuntimeWarning, match="no room"),
+        pytest.raises(ZeroDivisionError),
+        capture(model, None, sink=failing),
+    ):
+        raise ZeroDivisionError
+    assert not model[0]._forward_hooks
+
+
+class BrokenSink(MemorySink):
+    def put(self, draft):
+        raise RuntimeError("sink is broken")
+
+
+def test_faults_of_ours_become_notes_not_exceptions(sink):
+    model, broken = small(), BrokenSink(sink._info)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with capture(model, None, sink=broken, optimizer=optimizer) as recorder:
+        run(model, recorder, 1)
+        optimizer.step()
+    assert any("sink is broken" in note for note in recorder.notes)
+    assert model[0].weight.grad is not None
+
+
+def test_sessions_may_be_nested_and_end_in_any_order(sink):
+    model, backward = small(), torch.autograd.backward
+    outer, inner = sink, MemorySink(sink._info)
+    first = capture(model, None, sink=outer)
+    second = capture(model[2], None, sink=inner)
+    with first as one:
+        second.__enter__()
+        run(model, one, 1)
+    assert torch.autograd.backward is not backward
+    model(torch.ones(2, 3)).sum().backward()
+    second.__exit__(None, None, None)
+    assert torch.autograd.backward is backward
+    assert {c.scope for c in outer.dump().calls} == {"", "0", "1", "2"}
+    assert [(c.step, c.scope) for c in inner.dump().calls] == [(0, ""), (1, "")]
+    assert len(outer.dump().series) == 1
+    assert len(inner.dump().series) == 2
+
+
+def test_somebody_else_wrapping_backward_meanwhile_is_left_in_place(record, monkeypatch):
+    model, original = small(), torch.autograd.backward
+    calls = []
+
+    def body(recorder):
+        ours = torch.autograd.backward
+        monkeypatch.setattr(torch.autograd, "backward", lambda *a, **k: (calls.append(1), ours(*a, **k))[1])
+        run(model, recorder, 1)
+
+    record(model, body)
+    assert torch.autograd.backward is not original
+    dump = record(model, lambda recorder: run(model, recorder, 1))
+    assert len(dump.series) == 1
+    assert calls == [1, 1]
+
+
+def test_copies_of_the_model_made_meanwhile_are_not_recorded(record):
+    model = small()
+
+    def body(recorder):
+        with recorder.step():
+            copy.deepcopy(model)(torch.ones(1, 3))
+            stream = io.BytesIO()
+            torch.save(model, stream)
+            stream.seek(0)
+            loaded = torch.load(stream, weights_only=False) if "weights_only" in LOADS else torch.load(stream)
+            assert torch.equal(loaded(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+    dump = record(model, body)
+    assert len(dump.calls) == 4
+
+
+LOADS = torch.load.__code__.co_varnames
+
+
+def test_append_and_overwrite(tmp_path):
+    model = small()
+    with capture(model, tmp_path / "dump") as recorder:
+        run(model, recorder, 1)
+    with capture(model, tmp_path / "dump", append=True) as recorder, recorder.step(1):
+        model(torch.ones(1, 3))
+    assert {c.step for c in open_dump(tmp_path / "dump").calls} == {0, 1}
+    with capture(model, tmp_path / "dump", overwrite=True) as recorder, recorder.step(5):
+        model(torch.ones(1, 3))
+    assert {c.step for c in open_dump(tmp_path / "dump").calls} == {5}
+
+
+def test_everything_recorded_reads_back_bit_for_bit(tmp_path, kind, run_training, sink):
+    run_training(kind, lambda model, optimizer: capture(model, None, sink=sink, optimizer=optimizer))
+    run_training(kind, lambda model, optimizer: capture(model, tmp_path / "dump", optimizer=optimizer))
+    memory, disk = sink.dump(), open_dump(tmp_path / "dump")
+    assert [r.key for r in disk.records] == [r.key for r in memory.records]
+    assert len(disk.calls) == len(memory.calls)
+    for record in memory.records:
+        left, right = memory.payload(record.key), disk.payload(record.key)
+        assert left.dtype == right.dtype
+        assert left.tobytes() == right.tobytes()
+    assert disk.info.device == "cpu"
+    assert disk.info.versions["torch"] == torch.__version__
+
+
+def test_a_closed_session_refuses_steps(record):
+    model = small()
+    kept = []
+    record(model, lambda recorder: kept.append(recorder))
+    with pytest.raises(PrecisionAlignError, match="inside the session"), kept[0].step():
+        pass
+
+
+def test_compiled_code_is_left_alone_and_said_so(record):
+    if torch.__version__ < "2.3":
+        pytest.skip("torch.compiler.is_compiling came with torch 2.3")
+    model = small()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.ones(2, 3)
+    plain = compiled(x)
+    kept = []
+    dump = record(model, lambda recorder: kept.append(compiled(x)))
+    assert torch.equal(kept[0], plain)
+    assert not dump.records
+    assert any("compile" in note for note in dump.notes)
+    dump = record(compiled, lambda recorder: compiled(x))
+    assert any("compiled" in note for note in dump.notes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_submodules_are_skipped_with_a_note(record):
+    model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Tanh()))
+    dump = record(model, lambda recorder: model(torch.ones(1, 3)).sum().backward())
+    assert {c.scope for c in dump.calls} == {"0", ""}
+    assert any("'1'" in note and "TorchScript" in note for note in dump.notes)

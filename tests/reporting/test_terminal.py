@@ -1,0 +1,128 @@
+"""The first screen: fits, says the place, survives poor terminals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precision_align.core.results import Explanation, Limit
+from precision_align.core.terms import Kind, Phase, Site, Verdict
+from precision_align.reporting.terminal import fold, measure_width, render
+
+
+def lines_of(text: str) -> list[str]:
+    return text.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("make", ["make_diverged", "make_aligned", "make_empty", "make_hostile"])
+def test_screen_fits_80_by_24(findings: ModuleType, make: str, language: str) -> None:
+    lines = lines_of(render(getattr(findings, make)(), 80, language=language))
+    assert len(lines) <= 24
+    command = lines[-1] if ":" in lines[-1] or "：" in lines[-1] else ""
+    assert max(measure_width(line) for line in lines if line != command) <= 80
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_screen_names_place_evidence_and_next_command(findings: ModuleType) -> None:
+    text = render(findings.make_diverged())
+    head = lines_of(text)[:2]
+    assert head[0].startswith("DIVERGED")
+    assert "inline code of module" in " ".join(head)
+    assert "transformer.h.0.attn · forward · step 0 · call 0" in text
+    assert "/workspace/nanogpt/model.py:57" in text
+    assert "212, limit 4 (52.9x the limit)" in text
+    assert "[leaves <0.1 %] the causal mask" in text
+    assert "attention/causal_sq_lt_skv: fail" in text
+    assert "backward 95.4 % (84/88)" in text
+    assert lines_of(text)[-1] == "Next: precision-align case run attention --device npu"
+
+
+def test_aligned_never_claims_what_was_not_judged(findings: ModuleType) -> None:
+    text = render(findings.make_aligned())
+    assert "224 of 228 records judged" in text.replace("\n", " ")
+    assert "not seen" in text
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("site", Site)
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_place_has_its_sentence(
+    findings: ModuleType, kind: Kind, site: Site, phase: Phase, language: str
+) -> None:
+    for scope in ("encoder.layers.0", ""):
+        first = findings.make_divergence(scope, kind=kind, site=site, phase=phase)
+        text = render(findings.make_diverged(first=first, frontier=[first]), language=language)
+        assert "{" not in text
+        assert (scope or ("the model itself" if language == "en" else "模型整体")) in text.replace("\n", " ")
+
+
+def test_control_characters_cannot_reach_the_terminal(findings: ModuleType) -> None:
+    text = render(findings.make_hostile())
+    assert "\x1b" not in text
+    assert "\u2028" not in text
+    assert "\\x1b[31m" in text
+
+
+def test_color_adds_only_escapes(findings: ModuleType) -> None:
+    report = findings.make_diverged()
+    colored = render(report, color=True)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == render(report)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8", "cp1252"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_any_encoding_can_show_it(findings: ModuleType, encoding: str, language: str) -> None:
+    first = findings.make_divergence("模型.编码器.\udcff", source="/家/训练.py:3")
+    text = render(findings.make_diverged(first=first), language=language, encoding=encoding)
+    assert text.encode(encoding)
+    chinese = language == "zh" and encoding in ("gbk", "utf-8")
+    assert text.startswith("已偏离" if chinese else "DIVERGED")
+
+
+def test_ascii_uses_plain_marks_instead_of_escapes(findings: ModuleType) -> None:
+    text = render(findings.make_diverged(), encoding="ascii")
+    assert "\\u" not in text
+    assert "flash_attn.flash_attn_func ->" in text
+
+
+def test_not_comparable_leads_to_the_dump(findings: ModuleType) -> None:
+    text = render(findings.make_empty())
+    assert text.startswith("NOT COMPARABLE")
+    assert "precision-align show runs/candidate" in text
+
+
+def test_limit_of_zero_is_not_divided_by(findings: ModuleType) -> None:
+    first = findings.make_divergence(metrics={"mismatched": 0.25}, limit=Limit("mismatched", 0.0, "exact"))
+    assert "none may" in render(findings.make_diverged(first=first))
+
+
+def test_unknown_residual_is_not_called_zero(findings: ModuleType) -> None:
+    first = findings.make_divergence(explanations=[Explanation("x", "a guess", float("nan"))])
+    assert "[leaves ? %] a guess" in render(findings.make_diverged(first=first))
+
+
+def test_many_notes_are_counted(findings: ModuleType) -> None:
+    text = render(findings.make_diverged(notes=[f"note {number}" for number in range(30)]))
+    assert "[1/30] note 0" in text
+    assert "note 7" not in text
+
+
+@given(st.text(max_size=200), st.integers(2, 60))
+def test_fold_loses_nothing_but_blanks(text: str, width: int) -> None:
+    text = " ".join("".join(character for character in text if character.isprintable()).split())
+    lines = fold(text, width)
+    assert all(measure_width(line) <= width for line in lines)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_verdict_of_findings_that_are_no_report(findings: ModuleType) -> None:
+    report = findings.make_diverged()
+    assert render(replace(report, verdict=Verdict.DIVERGED)) == render(report)

@@ -1,0 +1,77 @@
+"""Plain files for other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from precision_align.core.errors import UsageError
+from precision_align.core.records import RunInfo
+from precision_align.core.terms import Tier
+from precision_align.storage.exports import export, name_dataset
+from precision_align.storage.hdf5 import Hdf5Sink
+from precision_align.storage.memory import MemorySink
+from precision_align.storage.opening import open_dump
+
+
+@pytest.fixture
+def drafts(make_draft: Any, make_words: Any) -> list[Any]:
+    shapes = [("float32", (3, 5)), ("bfloat16", (7,)), ("bool", ()), ("complex64", (0, 4)), ("float8_e5m2", (2, 2))]
+    scopes = ["", "a/b|c", "层 注意力", "\ud800", "x" * 5000]
+    return [
+        make_draft(make_words(name, shape, order), name, order=order, key={"scope": scope, "call": order})
+        for order, ((name, shape), scope) in enumerate(zip(shapes, scopes))
+    ]
+
+
+def make_dump(drafts: list[Any], more: list[Any]) -> Any:
+    sink = MemorySink(RunInfo("r", "now", 0, 1, "cpu"))
+    for draft in [*drafts, *more]:
+        sink.put(draft)
+    return sink.dump()
+
+
+def test_hdf5_has_one_named_dataset_a_tensor(tmp_path: Path, drafts: list[Any], make_draft: Any) -> None:
+    hidden = make_draft(np.zeros(3, np.float32), tier=Tier.STATISTICS, key={"scope": "hidden"})
+    path = export(make_dump(drafts, [hidden]), tmp_path / "out", "hdf5")
+    with h5py.File(path) as file:
+        assert len(file) == len(drafts)
+        for draft in drafts:
+            dataset = file[name_dataset(draft.record)]
+            assert dataset.attrs["dtype"] == draft.record.dtype
+            assert dataset[...].tobytes() == draft.words.tobytes()
+            assert ("note" in dataset.attrs) == (draft.record.dtype in ("bfloat16", "float8_e5m2"))
+        assert "0|0|0|module||0|first|Linear|0|forward|output|" in file
+
+
+def test_npy_files_with_a_listing(tmp_path: Path, drafts: list[Any]) -> None:
+    sink = Hdf5Sink(tmp_path / "d", RunInfo("r", "now", 0, 1, "cpu"))
+    for draft in drafts:
+        sink.put(draft)
+    sink.close(RunInfo("r", "now", 0, 1, "cpu"))
+    with open_dump(tmp_path / "d") as dump:
+        path = export(dump, tmp_path / "out", "npy")
+    listing = json.loads(path.read_text("ascii"))
+    assert [row["key"] for row in listing] == [str(draft.record.key) for draft in drafts]
+    for row, draft in zip(listing, drafts):
+        words = np.load(path.parent / row["file"], allow_pickle=False)
+        assert words.tobytes() == draft.words.tobytes()
+        assert list(words.shape) == row["shape"]
+        assert ("raw" in row.get("note", "")) == (row["dtype"] in ("bfloat16", "float8_e5m2"))
+
+
+def test_a_used_folder_or_an_unknown_format_is_refused(tmp_path: Path, drafts: list[Any]) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    dump = make_dump(drafts, [])
+    with pytest.raises(UsageError, match="not an empty folder"):
+        export(dump, tmp_path, "npy")
+    with pytest.raises(UsageError, match="not an empty folder"):
+        export(dump, tmp_path / "mine.txt", "npy")
+    with pytest.raises(UsageError, match="unknown export format 'parquet'"):
+        export(dump, tmp_path / "out", "parquet")
+    assert not (tmp_path / "out").exists()
