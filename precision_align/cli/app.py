@@ -96,8 +96,8 @@ def render_help(language: str) -> str:
         f"{say(language, 'cli.options')}:",
         *(f"  {name:<{width + 5}}{say(language, f'cli.option.{key}')}" for name, key in options),
         "",
-        say(language, "cli.verb.help", program=PROGRAM),
-        say(language, "cli.status"),
+        *fold(say(language, "cli.verb.help", program=PROGRAM), HELP_WIDTH),
+        *fold(say(language, "cli.status"), HELP_WIDTH),
         "",
         say(language, "cli.first", program=PROGRAM),
     ]

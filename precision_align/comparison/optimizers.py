@@ -68,9 +68,10 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
         ),
         parameters=side.select_state(rank, step, Role.PARAMETER, Phase.FORWARD),
         gradients=side.select_state(rank, step, Role.GRADIENT, Phase.STEP),
-        state=_collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP)),
+        state=_collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP), "before"),
         scalars={split_owner(side, name): values for name, values in scalars.items()},
         after=side.select_state(rank, step, Role.PARAMETER, Phase.STEP),
+        state_after=_collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP), "after"),
     )
 
 
@@ -80,12 +81,18 @@ def split_owner(side: Side, name: str) -> Owner:
     return side.names.get(scope, scope) or "", local
 
 
-def _collect_state(records: Mapping[Owner, TensorRecord]) -> dict[Owner, dict[str, TensorRecord]]:
+def _collect_state(records: Mapping[Owner, TensorRecord], when: str) -> dict[Owner, dict[str, TensorRecord]]:
     """Group by owner: "before.exp_avg.weight" of a scope -> {(scope, "weight"): {"exp_avg": record}}."""
     found: dict[Owner, dict[str, TensorRecord]] = {}
     for (scope, path), record in records.items():
-        moment, _, rest = path.partition(".")
-        name, _, local = rest.rpartition(".")
-        if moment == "before":
+        moment, name, local = split_state(path)
+        if moment == when:
             found.setdefault((scope, local), {})[name] = record
     return found
+
+
+def split_state(path: str) -> tuple[str, str, str]:
+    """("before" or "after", the optimizer's name of the state, the parameter's local name)."""
+    moment, _, rest = path.partition(".")
+    name, _, local = rest.rpartition(".")
+    return moment, name, local

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from precision_align.alignment.side import Side
-from precision_align.comparison.optimizers import build_update, compare_hyperparameters, find_step, split_owner
+from precision_align.comparison.optimizers import (
+    build_update,
+    compare_hyperparameters,
+    find_step,
+    split_owner,
+    split_state,
+)
 from precision_align.comparison.raw import Gap, RawComparer, is_equal
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import Blame, make_row, row_from_judgement, row_from_raw
@@ -87,7 +93,7 @@ class StateJudge:
             for place, record in self._candidate.select_state(rank, step, role, Phase.STEP).items():
                 if role == Role.STATE and not place[1].startswith("after."):
                     continue
-                found = verdicts.get(place) if role == Role.PARAMETER else None
+                found = verdicts.get(_name_result(place, role))
                 rows.append(self._judge_update(_Place(rank, step, partner, place), record, found, reason))
         differing = self._compare_hyperparameters(rank, step, partner)
         return [_add_note(row, differing) for row in rows]
@@ -172,6 +178,14 @@ class StateJudge:
     def _optimizer_name(self, rank: int, step: int) -> str:
         call = next(iter(self._candidate.steps.get((rank, step), [])), None)
         return "optimizer" if call is None else call.kind.rpartition(".")[2]
+
+
+def _name_result(place: tuple[str, str], role: Role) -> tuple[tuple[str, str], str]:
+    """How the replay of a step names a record: (owner, name of the state or "")."""
+    if role == Role.PARAMETER:
+        return place, ""
+    _, name, local = split_state(place[1])
+    return (place[0], local), name
 
 
 @dataclass(frozen=True)

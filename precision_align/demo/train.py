@@ -45,7 +45,7 @@ class Settings:
     seed: int = 0
     start: str | None = None
     dump: str | None = None
-    record: str = "0-1"
+    record: str = "0"
     fault: str | None = None
 
 
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", help="write the trained weights here")
     parser.add_argument("--dump", help="record the run here")
     parser.add_argument("--fault", help="break the model: KIND@MODULE[:OP[:PHASE]][:KEY=VALUE]")
-    parser.add_argument("--record", default=Settings.record, help="which steps to record (default: 0-1)")
+    parser.add_argument("--record", default=Settings.record, help="which steps to record (default: 0)")
     arguments = vars(parser.parse_args(argv))
     save = arguments.pop("save")
     model, _ = train(Settings(**arguments), print_step)

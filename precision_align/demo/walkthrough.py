@@ -59,7 +59,7 @@ def find_the_fault(folder: Path, steps: int, fault: str | None, tell: Tell, prog
     def run(**changes: Any) -> None:
         train(Settings(steps=steps, start=start, **changes), lambda step, loss: progress(step + 1, steps))
 
-    tell("reference: training on the CPU, recording steps 0 and 1")
+    tell("reference: training on the CPU, recording step 0 in full")
     run(dump=reference)
 
     tell(f"candidate: training on the {SIMULATED}; {describe_fault(fault)}")

@@ -34,6 +34,8 @@ _WRITING_FORMS = {
     aten.bmm.out: aten.bmm.default,
     aten.addmm.out: aten.addmm.default,
     aten.addmm_.default: aten.addmm.default,
+    aten.addmv.out: aten.addmv.default,
+    aten.addmv_.default: aten.addmv.default,
     aten.baddbmm.out: aten.baddbmm.default,
     aten.baddbmm_.default: aten.baddbmm.default,
     aten.sum.IntList_out: aten.sum.dim_IntList,

@@ -68,15 +68,29 @@ RULES: dict[str, Rules] = {
 
 
 class _Current:
-    """The rules in force and the casts of parameters that one autocast region shares."""
+    """The rules in force, their kernels, and the casts of parameters that one autocast region shares."""
 
-    rules: Rules = RULES["cpu"]
+    rules: str = ""
+    library: Any = None
     casts: dict[int, tuple[Any, torch.Tensor]] = {}  # noqa: RUF012 - one per process, as the device is
 
 
 def select_rules(name: str) -> None:
-    """Put the rules "cpu" or "torch_npu" in force."""
-    _Current.rules = RULES[name]
+    """Put the rules "cpu" or "torch_npu" in force.
+
+    The kernels of the rules before are taken away: an operator without a rule must reach its composite with autocast
+    still on, and only the dispatcher's own fall-through does that.
+    """
+    if name == _Current.rules:
+        return
+    if _Current.library is not None:
+        _Current.library._destroy()
+    library = open_library("aten", "AutocastPrivateUse1")
+    for operator_name, kind in sorted(RULES[name].items()):
+        operator = find_operator(f"aten::{operator_name}")
+        if operator is not None:
+            library.impl(operator_name, _bind(kind, operator))
+    _Current.rules, _Current.library = name, library
 
 
 def _is_castable(value: torch.Tensor) -> bool:
@@ -146,13 +160,12 @@ def _apply_rule(kind: str, operator: Any, args: Sequence[Any], kwargs: Mapping[s
     return operator(*cast_tree(list(args), dtype), **{name: cast_tree(value, dtype) for name, value in kwargs.items()})
 
 
-def _bind(name: str, operator: Any) -> Any:
+def _bind(kind: str, operator: Any) -> Any:
     keys = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            kind = _Current.rules.get(name)
-            return operator(*args, **kwargs) if kind is None else _apply_rule(kind, operator, args, kwargs)
+            return _apply_rule(kind, operator, args, kwargs)
 
     return kernel
 
@@ -172,10 +185,6 @@ def register_autocast() -> list[Any]:
     """Register autocast for the device type; returns the libraries, which must stay alive."""
     anything = open_library("_", "")
     anything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    library = open_library("aten", "AutocastPrivateUse1")
-    for name in sorted(set().union(*RULES.values())):
-        operator = find_operator(f"aten::{name}")
-        if operator is not None:
-            library.impl(name, _bind(name, operator))
+    select_rules("cpu")
     _clear_with_autocast()
-    return [anything, library]
+    return [anything]

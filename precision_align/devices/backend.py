@@ -295,6 +295,11 @@ def _convolution_backward(
     return run_on_cpu(operator, gradient, inputs, weight, bias_sizes, *geometry, output_mask)
 
 
+def _can_take_data(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether ``tensor.data = source`` keeps the tensor object, as Module.to does so that ties and optimizers hold."""
+    return tensor.layout == source.layout == torch.strided
+
+
 def _bind(operator: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return run_on_cpu(operator, *args, **kwargs)
@@ -315,6 +320,7 @@ def register_kernels() -> list[Any]:
     kernels.impl("empty.memory_format", _empty)
     kernels.impl("empty_strided", _empty_strided)
     kernels.impl("resize_", _resize)
+    kernels.impl("_has_compatible_shallow_copy_type", _can_take_data)
     kernels.impl("_copy_from", _copy_from)
     kernels.impl("_copy_from_and_resize", _copy_from_and_resize)
     kernels.impl("convolution_overrideable", _convolution)

@@ -130,7 +130,7 @@ def _queue_functions() -> dict[str, Any]:
     return {
         "Stream": Stream,
         "Event": Event,
-        "synchronize": check_index,
+        "synchronize": lambda device=None: check_index(device),
         "current_stream": lambda device=None: stream,
         "default_stream": lambda device=None: stream,
         "stream": lambda stream: stream,

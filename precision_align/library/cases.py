@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable
 
+from precision_align.core.dtypes import DTYPES
 from precision_align.core.errors import RuleError
+from precision_align.library.judging import RULES
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +71,8 @@ def check_operator(operator: object, file: str) -> Operator:
     problems += [] if operator.cases else ["has no case"]
     problems += [] if operator.natives else ["has no native function to compare errors with"]
     problems += [] if operator.replacements else ["has no replacement"]
+    if operator.rule not in RULES:
+        problems.append(f"no rule is called {operator.rule!r}; there are {', '.join(sorted(RULES))}")
     for device, name in operator.preferred.items():
         if name not in operator.replacements:
             problems.append(f"preferred replacement {name!r} of {device} is not among the replacements")
@@ -81,6 +85,7 @@ def _find_problems(case: OpCase) -> list[str]:
     problems = [f"unknown layout {kind!r} of {name}" for name, kind in case.layouts.items() if kind not in LAYOUTS]
     if not case.id or any(character in case.id for character in "/*?[]") or case.id != case.id.strip():
         problems.append("its id must be a name without '/', '*', '?' and brackets")
+    problems += [f"{dtype!r} is no torch dtype" for dtype in case.dtypes if dtype not in DTYPES]
     if not case.dtypes:
         problems.append("names no dtype")
     return problems

@@ -83,8 +83,21 @@ def prepare_references(operator: Operator, case: OpCase, dtype: str, seed: int, 
     natives = [evaluate(native, inputs, wrt, cotangents) for native in operator.natives]
     wide, wide_cotangents = _widen(inputs), _widen(dict(cotangents))
     golden = evaluate(operator.golden, wide, wrt, wide_cotangents)
+    _check_golden(golden, first)
     scales = _find_scales(operator.golden, wide, wrt, wide_cotangents, golden, seed)
     return References(inputs, wrt, cotangents, golden, natives, scales)
+
+
+def _check_golden(golden: Evaluation, native: Evaluation) -> None:
+    """Raises ValueError where golden and native functions do not compute the same things, or not in float64."""
+    if list(golden.outputs) != list(native.outputs):
+        raise ValueError(f"the golden function gives {list(golden.outputs)}, the native one {list(native.outputs)}")
+    for name, value in golden.outputs.items():
+        expected = native.outputs[name]
+        if value.shape != expected.shape:
+            raise ValueError(f"the golden {name} has shape {tuple(value.shape)}, the native one {tuple(expected.shape)}")
+        if value.is_floating_point() and str(value.dtype) != "torch.float64":
+            raise ValueError(f"the golden {name} is {value.dtype}, must be float64")
 
 
 def evaluate(
@@ -93,6 +106,9 @@ def evaluate(
     """Call ``compute`` and, where ``wrt`` names inputs, pull the cotangents back; an unused input has gradient zero."""
     import torch
 
+    unknown = sorted(set(wrt) - set(inputs))
+    if unknown:
+        raise ValueError(f"differentiates by {unknown}, its inputs are {sorted(inputs)}")
     arguments = {name: _track(value, name in wrt) for name, value in inputs.items()}
     outputs = dict(name_outputs(compute(**arguments)))
     gradients: dict[str, torch.Tensor] = {}

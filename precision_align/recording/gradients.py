@@ -311,10 +311,13 @@ def watch_call(
 ) -> None:
     """Set the hooks for one finished call; ``common`` goes into all its records' ``extra``.
 
+    The gradient of an output is the total of its uses; ``inside`` says that some of them are this call's own.
+
     Tensors without a history of their own (leaves) are not outputs to watch.
     """
     handed_out, returned = _Slots(), set()
     with_history = [output for output in outputs if output.tensor.grad_fn is not None]
+    used_inside = _find_used_inside(with_history, targets.boundary)
     for output in with_history:
         node, number = output.tensor.grad_fn, output.tensor.output_nr
         passed_on = targets.edges.get((id(node), number))
@@ -322,6 +325,8 @@ def watch_call(
         # made before this call: its gradient is a sum over uses that have nothing to do with this call
         older = passed_on is not None or sequence_of(node) < targets.boundary
         extra = {**common, **output.extra, **({"shared": True} if older else {})}
+        if output.path in used_inside:
+            extra["inside"] = True
         handed_out.add(node, number, Tap(ledger, place, output.path, extra))
     consumers = _Slots()
     for path, edges in find_consumers([output.tensor.grad_fn for output in with_history], targets).items():
@@ -334,3 +339,13 @@ def watch_call(
             consumers.add(node, index, tap)
     ledger.watch_outputs(handed_out.nodes)
     ledger.watch_consumers(consumers.nodes)
+
+
+def _find_used_inside(outputs: Sequence[Output], boundary: int) -> set[str]:
+    """Paths of the outputs from which the same call computes other outputs."""
+    edges: dict[tuple[int, int], str] = {}
+    for output in outputs:
+        edges.setdefault((id(output.tensor.grad_fn), output.tensor.output_nr), output.path)
+    if len(edges) < 2:
+        return set()
+    return set(find_consumers([output.tensor.grad_fn for output in outputs], Targets(edges=edges, boundary=boundary)))

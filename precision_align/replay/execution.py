@@ -215,7 +215,8 @@ class _Forcing:
             recorded, tensors = given.match(self._children[index])
             self._result.arguments[index], self._result.recorded[index] = given.tree, recorded
             for path, tensor in tensors.items():
-                self._result.given[index, path] = tensor if self._style.gradients else tensor.detach().clone()
+                # as it is now: the code may write into it afterwards
+                self._result.given[index, path] = tensor.clone() if self._style.gradients else tensor.detach().clone()
             return self._answer(index, tensors)
 
         return forward

@@ -37,6 +37,7 @@ from precision_align.replay.slots import (
     list_flag_differences,
     list_forward_slots,
     list_sources,
+    take_outside_parts,
 )
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
@@ -141,7 +142,7 @@ class Replayer:
         if self._root is None:
             if node.children:
                 raise NotReplayable("no replay module was given: only stock torch.nn leaves are replayed")
-            return self._models.build_stock(node.call, self._attributes(node), style.golden, fresh), {}
+            return self._models.build_stock(node.scope, node.call, self._attributes(node), style.golden, fresh), {}
         module, inside = self._models.copy_call(node.scope, style.golden, fresh)
         children: dict[str, nn.Module] = {}
         for child in node.children:
@@ -167,15 +168,15 @@ class Replayer:
 
     def _pull_back(self, node: Recorded, style: Style, result: Execution) -> None:
         """Vector-Jacobian product from the recorded gradients; results replace the leaves' places in ``outputs``."""
-        produced, cotangents = [], []
-        for tensor, record in list_cotangents(node, result):
+        arriving = []
+        for tensor, record, is_total in list_cotangents(node, result):
             if tensor.requires_grad:
-                produced.append(tensor)
                 loaded = self._executor.load(record, style)
-                cotangents.append(loaded.to(tensor.dtype).reshape(tensor.shape))
+                arriving.append((tensor, loaded.to(tensor.dtype).reshape(tensor.shape), is_total))
         leaves = list(result.leaves.items())
-        if not produced or not leaves:
+        if not arriving or not leaves:
             raise NotReplayable("no gradient flows through this call in the reference's code")
+        produced, cotangents = zip(*take_outside_parts(arriving))
         found = torch.autograd.grad(produced, [leaf for _, leaf in leaves], cotangents, allow_unused=True)
         result.outputs = {}
         result.given = {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.trees import Unbuildable, rebuild
@@ -41,7 +43,7 @@ class Models:
             return
         for golden in (True, False):
             try:
-                self._copies[golden] = copy.deepcopy(self._root)
+                self._copies[golden] = copy.deepcopy(self._root, detach_results(self._root))
             except Exception as error:
                 raise NotReplayable(f"the replay module cannot be copied: {error}") from error
             self._load_copy(golden)
@@ -60,6 +62,8 @@ class Models:
                     value = self._load_value(scope, name, tensor)
                 except NotReplayable as error:
                     self._missing[f"{path}.{name}" if path else name] = str(error)
+                    if is_lazy(tensor):
+                        continue
                     value = tensor.detach()
                 tensor.data = lift(value) if golden else value
 
@@ -70,6 +74,8 @@ class Models:
         return {scope: path for scope, path in found.items() if path is not None and path in known}
 
     def _load_value(self, scope: Optional[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if is_lazy(tensor):
+            raise NotReplayable(f"{name} of the replay module is not initialised yet: call the module once before")
         record = self._records.get((scope, name)) if scope is not None else None
         if record is None or self._dump is None:
             raise NotReplayable(f"{name} of {scope or 'the root'!r} is not in the candidate's dump")
@@ -91,7 +97,7 @@ class Models:
         modules = dict(root.named_modules(remove_duplicate=False))
         if path not in modules:
             raise NotReplayable(f"the replay module has no {path!r}")
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = detach_results(root)
         for parameter in root.parameters():
             kept = parameter if change is None else nn.Parameter(change(parameter.detach()), parameter.requires_grad)
             memo[id(parameter)] = kept
@@ -112,8 +118,13 @@ class Models:
             if inside and not covered:
                 raise NotReplayable(reason)
 
-    def build_stock(self, call: Call, attributes: Any, golden: bool, change: Optional[Change] = None) -> nn.Module:
-        """A stock torch.nn leaf from its recorded attributes and the candidate's parameters. Raises NotReplayable."""
+    def build_stock(
+        self, scope: str, call: Call, attributes: Any, golden: bool, change: Optional[Change] = None
+    ) -> nn.Module:
+        """A stock torch.nn leaf from its recorded attributes and the candidate's parameters of the aligned ``scope``.
+
+        Raises NotReplayable, also where a parameter or buffer that it needs was not recorded.
+        """
         kind = find_stock(call.kind)
         if kind is None or attributes is None:
             raise NotReplayable(f"{call.kind} is not a stock torch.nn leaf: give its code with replay=")
@@ -121,34 +132,71 @@ class Models:
             values = rebuild(attributes, {}, lambda name: None, torch_value)
         except Unbuildable as error:
             raise NotReplayable(str(error)) from error
-        own = {name: record for (scope, name), record in self._records.items() if scope == call.scope}
-        module = _construct(kind, values, own)
-        for name, record in own.items():
-            if self._dump is None or name not in {**module._parameters, **module._buffers}:
+        module = _construct(kind, values, {name for owner, name in self._records if owner == scope})
+        for path, part in module.named_modules():
+            self._fill(part, ".".join(filter(None, (scope, path))), golden, change)
+        return module
+
+    def _fill(self, module: nn.Module, scope: str, golden: bool, change: Optional[Change]) -> None:
+        """Set the parameters and buffers of one module of a stock leaf from the candidate's records."""
+        for name in [*module._parameters, *module._buffers]:
+            record = self._records.get((scope, name))
+            if record is None or self._dump is None:
+                if getattr(module, name) is not None:
+                    raise NotReplayable(f"{name} of {scope or 'the root'!r} is not in the candidate's dump")
                 continue
             value = load_tensor(self._dump, record)
             value = lift(value) if golden else value
             if name in module._parameters:
-                module._parameters[name] = nn.Parameter(change(value) if change else value, record.requires_grad)
+                # assigned as an attribute: recurrent modules keep a second list of their weights in step with it
+                setattr(module, name, nn.Parameter(change(value) if change else value, record.requires_grad))
             else:
                 module._buffers[name] = value
-        return module
+
+
+def detach_results(root: nn.Module) -> dict[int, Any]:
+    """A deepcopy memo for what modules keep of earlier calls: torch refuses to copy tensors that have a graph."""
+    memo: dict[int, Any] = {}
+    for module in root.modules():
+        waiting = list(vars(module).values())
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+            elif type(value) in (list, tuple):
+                waiting += value
+            elif type(value) is dict:
+                waiting += value.values()
+    return memo
 
 
 def find_stock(kind: str) -> Optional[type]:
     """A class of torch.nn by its full name, or None."""
     if not kind.startswith("torch.nn.modules."):
         return None
-    found = getattr(nn, kind.rpartition(".")[2], None)
+    place, _, name = kind.rpartition(".")
+    found = getattr(sys.modules.get(place), name, None)
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 
-def _construct(kind: type, values: Mapping[str, Any], own: Mapping[str, TensorRecord]) -> nn.Module:
+def _list_arguments(kind: type) -> list[str]:
+    """The constructor's argument names; a constructor that hands everything on has those of its base class."""
+    for base in kind.__mro__:
+        parameters = list(inspect.signature(vars(base).get("__init__", object)).parameters.values())[1:]
+        names = [item.name for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+        if names:
+            return [name for name in names if base is kind or name != "mode"]  # RNNBase: LSTM and GRU fix their mode
+    return []
+
+
+def _construct(kind: type, values: Mapping[str, Any], recorded: set[str]) -> nn.Module:
     """Call the constructor with the recorded attributes of its argument names; then set all attributes."""
-    names = inspect.signature(kind).parameters
+    names = _list_arguments(kind)
     arguments = {name: values[name] for name in names if name in values}
+    if not arguments.get("proj_size", 1):
+        del arguments["proj_size"]  # only LSTM takes it, not even as 0
     if "bias" in names:
-        arguments["bias"] = values.get("bias", "bias" in own)
+        arguments["bias"] = values.get("bias", "bias" in recorded)
     try:
         module: nn.Module = kind(**arguments)
     except Exception as error:
@@ -156,7 +204,6 @@ def _construct(kind: type, values: Mapping[str, Any], own: Mapping[str, TensorRe
     for name, value in values.items():
         if name not in ("training", "bias"):
             module.__dict__[name] = value
-    recorded = set(own)
     for name in _OPTIONAL_PARAMETERS:
         if name in module._parameters and name not in recorded:
             module._parameters[name] = None

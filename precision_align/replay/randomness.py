@@ -21,7 +21,8 @@ def judge_dropout(inputs: Array, output: Array, module: nn.Module, dtype: Dtype)
     ``inputs``, ``output``: float64. Source: torch.nn.Dropout's documented definition. A pass says nothing of the mask.
     """
     keep = 1.0 - float(getattr(module, "p", 0.5))
-    counted = np.isfinite(inputs) & (inputs != 0)
+    finite = np.isfinite(inputs)
+    counted = finite & (inputs != 0)
     total = int(np.count_nonzero(counted))
     if type(module) is not nn.Dropout and not isinstance(module, nn.Dropout):
         return Judgement(Status.INCONCLUSIVE, f"the distribution of {type(module).__name__} is not tested")
@@ -35,8 +36,18 @@ def judge_dropout(inputs: Array, output: Array, module: nn.Module, dtype: Dtype)
     metrics = {"keep_rate": rate, "expected_rate": keep}
     if abs(rate - keep) > allowed:
         return Judgement(Status.FAIL, f"keeps {rate:.4f} of the values instead of {keep:.4f}", metrics)
+    if bool((output[finite & (inputs == 0)] != 0).any()):
+        return Judgement(Status.FAIL, "zeros come out as something else", metrics)
     expected = inputs[kept] / keep if keep > 0 else inputs[kept]
-    error = np.abs(output[kept] - expected)
-    if bool((error > KEPT_ROUNDINGS * dtype.roundoff * np.abs(expected) + dtype.eta).any()):
+    if not _are_rounded(output[kept], expected, dtype):
         return Judgement(Status.FAIL, f"kept values are not x / {keep:.4g}", metrics)
     return Judgement(Status.PASS, "rate and scale of the random mask are right", metrics)
+
+
+def _are_rounded(output: Array, expected: Array, dtype: Dtype) -> bool:
+    """Whether values are the expected ones up to rounding; beyond the dtype's range that is infinity."""
+    allowed = KEPT_ROUNDINGS * dtype.roundoff * np.abs(expected) + dtype.eta
+    beyond = np.abs(expected) + allowed > dtype.maximum
+    with np.errstate(invalid="ignore"):
+        close = np.abs(output - expected) <= allowed  # false for NaN
+    return bool((close | (beyond & (output == np.copysign(np.inf, expected)))).all())

@@ -70,7 +70,8 @@ def is_random(module: nn.Module) -> bool:
 def find_scale(module: nn.Module, inputs: Sequence[torch.Tensor], golden: Array) -> Optional[Scale]:
     """S of a stock module's only output, from its float64 inputs and parameters; None where there is no formula."""
     formula = _FORMULAS.get(type(module))
-    if formula is None or not inputs:
+    # a pre-hook (weight_norm, spectral_norm) makes the weight anew in each call: what stands there now is an old one
+    if formula is None or not inputs or module._forward_pre_hooks:
         return None
     with torch.no_grad():
         found = formula(module, inputs[0], torch.from_numpy(golden))
@@ -80,9 +81,15 @@ def find_scale(module: nn.Module, inputs: Sequence[torch.Tensor], golden: Array)
 
 
 def perturb(generator: torch.Generator) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A change of a float64 tensor by relative noise of size STEP."""
+    """A change of a float64 tensor by relative noise of size STEP.
+
+    Whole numbers stay: labels, masks and one-hot rows that are floating carry decisions, and a flipped decision would
+    count as a boundless condition.
+    """
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dtype.is_complex and bool((tensor == tensor.round()).all()):
+            return tensor.clone()
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         return tensor * (1 + STEP * noise)
 

@@ -53,22 +53,62 @@ def list_backward_slots(node: Recorded) -> list[Slot]:
 def _is_shared(child: Recorded, path: str) -> bool:
     """The tensor is an output of the caller too (or an input handed through): its gradient is not this code's alone."""
     output = child.outputs.get(path[len("output") :].lstrip("."))
+    if child.gradients[path].extra.get("inside"):
+        return True
     return output is None or bool(output.extra.get("same_as")) or bool(output.extra.get("returned"))
 
 
-def list_cotangents(node: Recorded, result: Execution) -> list[tuple[torch.Tensor, TensorRecord]]:
-    """Results through which gradients enter this code, with the recorded gradients."""
-    pairs = []
+def list_cotangents(node: Recorded, result: Execution) -> list[tuple[torch.Tensor, TensorRecord, bool]]:
+    """(result, recorded gradient, whether it is a total) through which gradients enter this code.
+
+    The gradient of an output is the total of all its uses, those inside this call included; that of a child's input is
+    the child's share alone. A tensor that stands in the output twice, or was made before the call, counts once or not.
+    """
+    found = []
     for path, record in node.gradients.items():
-        if path.partition(".")[0] == "output":
-            tensor = result.outputs.get(path[len("output") :].lstrip("."))
-            if tensor is not None:
-                pairs.append((tensor, record))
+        kind, _, local = path.partition(".")
+        tensor = result.outputs.get(local) if kind == "output" else None
+        if tensor is None or record.extra.get("shared") or _is_repeated(node, local):
+            continue
+        found.append((tensor, record, True))
     for (index, path), tensor in result.given.items():
-        record_or_none = node.children[index].gradients.get(f"input.{path}")
-        if record_or_none is not None:
-            pairs.append((tensor, record_or_none))
-    return pairs
+        share = node.children[index].gradients.get(f"input.{path}")
+        if share is not None:
+            found.append((tensor, share, False))
+    return found
+
+
+def _is_repeated(node: Recorded, local: str) -> bool:
+    output = node.outputs.get(local)
+    return output is not None and str(output.extra.get("same_as", "")).partition(".")[0] == "output"
+
+
+def take_outside_parts(
+    results: list[tuple[torch.Tensor, torch.Tensor, bool]],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(result, gradient, is a total) -> (result, what comes from outside the call).
+
+    Latest first: from each total goes what the results made after it send back to it.
+    """
+    outside = [(tensor, gradient) for tensor, gradient, is_total in results if not is_total]
+    totals = [(tensor, gradient) for tensor, gradient, is_total in results if is_total]
+    for tensor, gradient in sorted(totals, key=lambda pair: -_made_at(pair[0])):
+        later = [pair for pair in outside if _made_at(pair[0]) >= _made_at(tensor)]
+        if later:
+            (inside,) = torch.autograd.grad(
+                [result for result, _ in later],
+                [tensor],
+                [sent for _, sent in later],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            gradient = gradient if inside is None else gradient - inside
+        outside.append((tensor, gradient))
+    return outside
+
+
+def _made_at(tensor: torch.Tensor) -> int:
+    return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())  # type: ignore[attr-defined]
 
 
 def check_shares(node: Recorded) -> None:

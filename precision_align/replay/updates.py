@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.records import TensorRecord
-from precision_align.numerics.judgement import Judgement, judge
+from precision_align.numerics.judgement import Judgement, judge, judge_exact
 from precision_align.replay.lifting import lift
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.scales import DRAWS, estimate_scale, perturb
@@ -20,6 +20,7 @@ from precision_align.replay.values import load_tensor, to_array
 from precision_align.storage.base import Dump
 
 Owner = tuple[str, str]  # aligned scope, local name
+Result = tuple[Owner, str]  # "" is the parameter itself, else the optimizer's name of a state
 Change = Optional[Callable[[torch.Tensor], torch.Tensor]]
 
 # Which kernel runs is not what the step computes; the replay takes the plain one.
@@ -48,10 +49,14 @@ class Update:
     state: Mapping[Owner, Mapping[str, TensorRecord]]
     scalars: Mapping[Owner, Mapping[str, Any]]
     after: Mapping[Owner, TensorRecord]
+    state_after: Mapping[Owner, Mapping[str, TensorRecord]]
 
 
-def judge_update(dump: Dump, update: Update) -> dict[Owner, Judgement]:
-    """Judge each parameter after the step. Raises NotReplayable where the optimizer is not one of torch.optim."""
+def judge_update(dump: Dump, update: Update) -> dict[Result, Judgement]:
+    """Judge each parameter (name "") and state tensor after the step.
+
+    Raises NotReplayable where the optimizer is not one of torch.optim.
+    """
     kind = find_optimizer(update.kind)
     native = _run(dump, update, kind, golden=False)
     golden = _run(dump, update, kind, golden=True)
@@ -60,14 +65,24 @@ def judge_update(dump: Dump, update: Update) -> dict[Owner, Judgement]:
         for seed in range(DRAWS)
     ]
     found = {}
-    for owner, record in update.after.items():
-        if owner not in golden:
+    for place, record in _list_results(update):
+        if place not in golden or place not in native:
             continue
-        wide = to_array(golden[owner])
-        scale = estimate_scale(wide, [to_array(draw[owner]) for draw in draws], record.dtype)
-        actual = to_array(load_tensor(dump, record))
-        found[owner] = judge(actual, wide, to_array(native[owner]), scale, dtype_of(record.dtype))
+        wide, actual = to_array(golden[place]), to_array(load_tensor(dump, record))
+        if not dtype_of(record.dtype).is_floating:
+            found[place] = judge_exact(actual, to_array(native[place]))
+            continue
+        scale = estimate_scale(wide, [to_array(draw[place]) for draw in draws], record.dtype)
+        found[place] = judge(actual, wide, to_array(native[place]), scale, dtype_of(record.dtype))
     return found
+
+
+def _list_results(update: Update) -> Iterator[tuple[Result, TensorRecord]]:
+    for owner, record in update.after.items():
+        yield (owner, ""), record
+    for owner, states in update.state_after.items():
+        for name, record in states.items():
+            yield (owner, name), record
 
 
 def find_optimizer(kind: str) -> type[torch.optim.Optimizer]:
@@ -81,24 +96,13 @@ def find_optimizer(kind: str) -> type[torch.optim.Optimizer]:
 
 def _run(
     dump: Dump, update: Update, kind: type[torch.optim.Optimizer], *, golden: bool, change: Change = None
-) -> dict[Owner, torch.Tensor]:
+) -> dict[Result, torch.Tensor]:
     def load(record: TensorRecord) -> torch.Tensor:
         tensor = load_tensor(dump, record)
         tensor = lift(tensor) if golden else tensor
         return change(tensor) if change is not None and tensor.is_floating_point() and tensor.dim() else tensor
 
-    owners: dict[Owner, nn.Parameter] = {}
-    groups = []
-    for group in update.groups:
-        members = [owner for owner in group.members if owner in update.parameters and owner in update.gradients]
-        for owner in members:
-            parameter = nn.Parameter(load(update.parameters[owner]))
-            parameter.grad = load(update.gradients[owner])
-            owners[owner] = parameter
-        if members:
-            groups.append({"params": [owners[owner] for owner in members], **group.hyperparameters, **_PLAIN})
-    if not groups:
-        raise NotReplayable("no parameter of this step was recorded with its gradient")
+    owners, groups = _build_groups(update, load)
     optimizer = _construct(kind, groups)
     for owner, parameter in owners.items():
         state: dict[str, Any] = {name: load(record) for name, record in update.state.get(owner, {}).items()}
@@ -109,7 +113,34 @@ def _run(
         optimizer.step()
     except Exception as error:
         raise NotReplayable(f"replay of the step raised {type(error).__name__}: {error}") from error
-    return {owner: parameter.detach() for owner, parameter in owners.items()}
+    return dict(_read_results(optimizer, owners))
+
+
+def _build_groups(
+    update: Update, load: Callable[[TensorRecord], torch.Tensor]
+) -> tuple[dict[Owner, nn.Parameter], list[dict[str, Any]]]:
+    owners: dict[Owner, nn.Parameter] = {}
+    groups = []
+    for group in update.groups:
+        members = [owner for owner in group.members if owner in update.parameters and owner in update.gradients]
+        for owner in members:
+            owners[owner] = nn.Parameter(load(update.parameters[owner]))
+            owners[owner].grad = load(update.gradients[owner])
+        if members:
+            groups.append({"params": [owners[owner] for owner in members], **group.hyperparameters, **_PLAIN})
+    if not groups:
+        raise NotReplayable("no parameter of this step was recorded with its gradient")
+    return owners, groups
+
+
+def _read_results(
+    optimizer: torch.optim.Optimizer, owners: Mapping[Owner, nn.Parameter]
+) -> Iterator[tuple[Result, torch.Tensor]]:
+    for owner, parameter in owners.items():
+        yield (owner, ""), parameter.detach()
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                yield (owner, str(name)), value.detach()
 
 
 def _construct(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -42,7 +42,7 @@ _VERDICTS = {
         "已判定的内容中，没有任何差异超出浮点运算所能解释的范围：共 {recorded} 条记录，判定了 {judged} 条。",
     ),
     "sentence.aligned.warn": (
-        "Nothing that was judged fails ({judged} of {recorded} records judged); {warn} are noisier than usual.",
+        "Nothing that was judged fails: {judged} of {recorded} records judged, {warn} of them noisier than usual.",
         "已判定的内容中没有失败（共 {recorded} 条记录，判定了 {judged} 条）；有 {warn} 条噪声偏大。",
     ),
     "sentence.origin": (
@@ -186,8 +186,8 @@ _PAGE = {
     "page.walk": ("Error along the run", "沿执行顺序的误差"),
     "page.walk.lead": (
         "Every judged tensor in execution order: what was measured over what is allowed. "
-        "Above the line is more than arithmetic explains.",
-        "按执行顺序列出每个已判定的张量：测得值与允许值之比。线以上超出浮点运算所能解释的范围。",
+        "Above the line is more than arithmetic explains; grey points only carry on an earlier difference.",
+        "按执行顺序列出每个已判定的张量：测得值与允许值之比。线以上超出浮点运算所能解释的范围；灰点只是延续更早的差异。",
     ),
     "page.records": ("Records", "记录"),
     "page.tree": ("Modules", "模块"),
@@ -219,6 +219,7 @@ _PAGE = {
     "page.next": ("Next", "下一步"),
     "page.measured": ("Measured against its limit", "测得值与上限"),
     "page.measured.value": ("value", "数值"),
+    "page.row": ("The row", "条目"),
     "page.more": ("{count} more figures", "另有 {count} 项数值"),
     "page.evidence": ("Evidence", "依据"),
     "page.explanations": ("Explanations, best first", "可能的原因（按可信度排序）"),

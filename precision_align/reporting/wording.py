@@ -49,7 +49,9 @@ def format_number(value: float) -> str:
     if float(value).is_integer() and abs(value) < 1e6:
         return str(int(value))
     rounded = float(f"{value:.3g}")
-    return f"{rounded:g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.3g}"
+    if 1e4 <= abs(rounded) < 1e6:
+        return f"{rounded:,.0f}"
+    return f"{rounded:g}" if 1e-4 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def format_share(share: float) -> str:
@@ -199,7 +201,7 @@ def describe_mapping(mapping: Mapping[str, Any]) -> MappingLines:
     title = " → ".join(_inline(part) for part in (_as_list(source or identity)[:1], target) if part)
     used = {*_HIDDEN, "op", *_PITFALLS, *_name_used(mapping, _SOURCES), *_name_used(mapping, _REPLACEMENTS)}
     facts = [(name, _inline(value)) for name, value in mapping.items() if name not in used]
-    pitfalls = [_inline(item) for name in _PITFALLS for item in _as_list(mapping.get(name))]
+    pitfalls = [_phrase_pitfall(item) for name in _PITFALLS for item in _as_list(mapping.get(name))]
     return MappingLines(
         _inline(identity) if identity else "",
         title,
@@ -207,6 +209,13 @@ def describe_mapping(mapping: Mapping[str, Any]) -> MappingLines:
         [pitfall for pitfall in pitfalls if pitfall],
         _collect_cases(_as_list(mapping.get("cases")), _as_list(mapping.get("results"))),
     )
+
+
+def _phrase_pitfall(item: Any) -> str:
+    """A sentence as it stands; a boundary as "value: what to expect"."""
+    if isinstance(item, Mapping) and item.get("value"):
+        return ": ".join(_inline(item[name]) for name in ("value", "expected") if item.get(name))
+    return _inline(item)
 
 
 def _collect_cases(cases: Sequence[Any], results: Sequence[Any]) -> list[CaseLine]:
@@ -242,7 +251,8 @@ def _inline(value: Any) -> str:
         parts = [(name, _inline(item)) for name, item in value.items()]
         return ", ".join(f"{name}: {text}" for name, text in parts if text)
     if isinstance(value, (list, tuple)):
-        return ", ".join(filter(None, map(_inline, value)))
+        nested = any(isinstance(item, (Mapping, list, tuple)) for item in value)
+        return ("; " if nested else ", ").join(filter(None, map(_inline, value)))
     return "" if value is None else str(value)
 
 

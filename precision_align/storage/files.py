@@ -35,6 +35,7 @@ class PartFile:
         self._sketches: Array | None = None
         try:
             with self._reading() as file:
+                self._size = path.stat().st_size
                 self._read(file)
         finally:
             if handles is None:
@@ -72,7 +73,10 @@ class PartFile:
             raise DumpDamaged(f"{self.path} has {len(self.keys)} keys for {len(self.index)} tensors; record it again")
 
     def _read_table(self, file: Any, name: str) -> Array:
-        table = np.asarray(file[name][...])
+        dataset = file[name]
+        if dataset.size * dataset.dtype.itemsize > self._size:  # a lie that would only fill the memory
+            raise DumpDamaged(f"{self.path}: the table `{name}` is larger than the file; record it again")
+        table = np.asarray(dataset[...])
         if digest_bytes(table.tobytes()) != self._digests[name]:
             raise DumpDamaged(f"{self.path}: the table `{name}` was changed after it was written; record it again")
         return table
@@ -113,6 +117,8 @@ class PartFile:
             return None
         record = self.record(row)
         start, stored = int(place["offset"]), int(place["stored"])
+        if stored > self._size:
+            raise DumpDamaged(f"{self.path}: the payload of {record.key} is larger than the file; record it again")
         with self._reading() as file:
             data = np.asarray(file["blob"][start : start + stored])
             words = _unpack(data, record, int(place["expanded"]))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from precision_align.core.errors import DumpError, StorageFull, UsageError
+from precision_align.core.errors import DumpError, PrecisionAlignError, StorageFull, UsageError
 from precision_align.core.records import RunInfo
 from precision_align.storage import layout
 from precision_align.storage.blobs import is_disk_full
@@ -48,14 +48,13 @@ def prepare_folder(folder: Path, info: RunInfo, *, overwrite: bool, append: bool
         raise UsageError("overwrite and append exclude each other: choose one")
     try:
         return _prepare(folder, info, overwrite, append)
-    except OSError as error:
-        if isinstance(error, (UsageError, StorageFull)):
-            raise
+    except PrecisionAlignError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         if is_disk_full(error):
-            raise StorageFull(
-                f"no room for a dump in {folder}: {error.strerror}; free some or choose another"
-            ) from error
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+            raise StorageFull(f"no room for a dump in {folder}: {reason}; free some or choose another") from error
+        raise UsageError(f"{folder} cannot be written: {reason}; choose another folder") from error
 
 
 def _prepare(folder: Path, info: RunInfo, overwrite: bool, append: bool) -> Start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -63,6 +64,8 @@ def open_file(path: Path) -> Any:
 
 def _check_signature(path: Path) -> None:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise DumpForeign(f"{path} is neither a file nor a folder; name the folder that `capture` wrote")
         with path.open("rb") as file:
             head = file.read(len(_SIGNATURE))
     except FileNotFoundError as error:

@@ -10,7 +10,6 @@ from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, Dum
 from precision_align.storage import layout
 from precision_align.storage.files import PartFile
 from precision_align.storage.folderdumps import FolderDump, RankParts
-from precision_align.storage.folders import list_parts
 from precision_align.storage.handles import Handles
 from precision_align.storage.runs import Run, read_run
 from precision_align.storage.series import read_series
@@ -25,7 +24,7 @@ def open_dump(path: str | os.PathLike[str]) -> FolderDump:
     """
     place = Path(path)
     handles = Handles()
-    if not place.is_dir():
+    if not os.path.isdir(place):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)
         part = PartFile(place, handles)
         return FolderDump([RankParts([part], None, [], [])], handles)
     folders = _find_ranks(place)
@@ -57,7 +56,7 @@ def _find_ranks(place: Path) -> list[Path]:
 def _describe_absent(place: Path, ranks: Sequence[RankParts]) -> list[str]:
     present = {rank.info.rank for rank in ranks}
     world = max(rank.info.world for rank in ranks)
-    absent = [str(number) for number in range(world) if number not in present]
+    absent = [str(number) for number in range(min(world, len(present) + 9)) if number not in present]
     if not absent or layout.RANK_FOLDER.fullmatch(place.name):
         return []
     shown = ", ".join(absent[:8]) + (", ..." if absent[8:] else "")
@@ -65,13 +64,23 @@ def _describe_absent(place: Path, ranks: Sequence[RankParts]) -> list[str]:
 
 
 def _open_rank(folder: Path, handles: Handles, errors: list[DumpError]) -> RankParts | None:
-    parts, broken = _open_parts(list_parts(folder), handles)
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        errors.append(DumpError(f"{folder} cannot be read: {error.strerror}"))
+        return None
+    parts, broken = _open_parts((path for path in paths if layout.PART_FILE.fullmatch(path.name)), handles)
     run, trouble = _try_run(folder)
     if not parts and (run is None or broken):
         errors += broken or trouble or [DumpDamaged(f"{folder} holds no finished file")]
         return None
     points, notes = read_series(folder)
     notes += [str(error) for error in [*broken, *trouble]]
+    notes += [
+        f"{path} is unfinished: its writer was stopped, or is still at work; its tensors are not shown"
+        for path in paths
+        if path.name.endswith(".h5" + layout.UNFINISHED)
+    ]
     return RankParts(parts, run, points, [*notes, *_describe_gaps(folder, parts, broken, run)])
 
 
@@ -98,21 +107,18 @@ def _describe_gaps(folder: Path, parts: Sequence[PartFile], broken: Sequence[Dum
     notes = []
     present = {part.sequence: part for part in parts}
     expected = max([run.parts if run else 0, *(number + 1 for number in present)])
-    missing = [number for number in range(expected) if number not in present]
-    if len(missing) > len(broken):
-        notes.append(f"{folder}: {len(missing)} of {expected} files are missing{_describe_place(missing, present)}")
-    notes += [
-        f"{path} is unfinished: its writer was stopped, or is still at work; its tensors are not shown"
-        for path in sorted(folder.glob("*.h5" + layout.UNFINISHED))
-    ]
+    missing = expected - len(present)
+    if missing > len(broken):
+        notes.append(f"{folder}: {missing} of {expected} files are missing{_describe_place(present)}")
     if run is not None and not run.closed:
         notes.append(f"{folder}: the capture was not closed, later steps may be missing")
     return notes
 
 
-def _describe_place(missing: Sequence[int], present: dict[int, PartFile]) -> str:
-    before = [part for number, part in present.items() if number < missing[0]]
-    after = [part for number, part in present.items() if number > missing[0]]
+def _describe_place(present: dict[int, PartFile]) -> str:
+    first = next(number for number in range(len(present) + 1) if number not in present)
+    before = [part for number, part in present.items() if number < first]
+    after = [part for number, part in present.items() if number > first]
     text = f", the first after {before[-1].path.name}" if before else ", the first at the start"
     return text + (f" and before {after[0].path.name}" if after else "")
 

@@ -48,7 +48,7 @@ def read_run(folder: Path) -> Run | None:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DumpDamaged(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != layout.FORMAT:
         raise DumpDamaged(f"{path} is not the run file of a dump")
@@ -57,7 +57,7 @@ def read_run(folder: Path) -> Run | None:
         raise DumpDamaged(f"{path} was changed after it was written: its hash does not fit")
     try:
         return Run(decode_info(json.dumps(content["info"])), bool(content["closed"]), int(content["parts"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DumpDamaged(f"{path} lacks run information: {error}") from error
 
 
@@ -69,7 +69,7 @@ def require_known_schema(path: Path, version: Any) -> None:
     """Raise SchemaTooNew where a newer version of this package wrote the file, DumpDamaged where it has no version."""
     try:
         number = int(version)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DumpDamaged(f"{path} has no schema version") from error
     if number > SCHEMA_VERSION:
         raise SchemaTooNew(

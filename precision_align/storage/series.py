@@ -65,13 +65,13 @@ def read_series(folder: Path) -> tuple[list[Point], list[str]]:
     for line in lines:
         try:
             points += [decode_point(line)] if line.strip() else []
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             broken += 1
     return points, [f"{path} has {broken} unreadable lines"] if broken else []
 
 
 def decode_point(line: bytes) -> Point:
-    """The inverse of :func:`encode_point`. Raises ValueError, KeyError, TypeError."""
+    """The inverse of :func:`encode_point`. Raises ValueError, KeyError, TypeError, OverflowError, RecursionError."""
     content = json.loads(line)
     return Point(int(content["step"]), int(content["micro"]), str(content["name"]), float(content["value"]))
 

@@ -16,6 +16,7 @@ import pytest
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound, SchemaTooNew
 from precision_align.core.records import Point, RunInfo
 from precision_align.core.terms import Tier
+from precision_align.storage.hashing import digest_bytes
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
 from precision_align.storage.texts import encode_value
@@ -247,20 +248,97 @@ def test_a_file_without_its_completeness_marker_is_damaged(dump_folder: Path) ->
 
 
 def test_nonsense_with_fitting_hashes_is_damaged(dump_folder: Path) -> None:
-    """Rows that point outside their tables, as only a faulty writer would make them."""
-    from precision_align.storage.hashing import digest_bytes
+    """Rows that point outside their tables."""
+    path = part_paths(dump_folder)[0]
+    with h5py.File(path) as file:
+        table = file["index"][...]
+    table["offset"], table["device"], table["tier"] = 1 << 60, 1 << 30, 77
+    rewrite_table(path, "index", table)
+    with open_dump(path) as dump, pytest.raises(DumpDamaged):
+        dump.records[0]
 
+
+def rewrite_table(path: Path, name: str, table: Any, **options: Any) -> None:
+    """Replace a table and its hash, as only a faulty or a hostile writer would."""
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file.create_dataset(name, **({"data": table} if table is not None else {}), **options)
+        digests = json.loads(file.attrs["digests"])
+        digests[name] = digest_bytes(b"" if table is None else table.tobytes())
+        file.attrs["digests"] = json.dumps(digests)
+
+
+def test_a_table_that_claims_to_be_huge(dump_folder: Path) -> None:
+    """A terabyte of fill values, in a file of a few kilobytes."""
+    path = part_paths(dump_folder)[0]
+    rewrite_table(path, "keys", None, shape=(1 << 40,), dtype="u1", chunks=(1 << 20,))
+    with pytest.raises(DumpDamaged, match="larger than the file"):
+        open_dump(path)
+
+
+def test_a_payload_that_claims_to_be_huge(dump_folder: Path) -> None:
     path = part_paths(dump_folder)[0]
     with h5py.File(path, "r+") as file:
         table = file["index"][...]
-        table["offset"], table["device"], table["tier"] = 1 << 60, 1 << 30, 77
-        del file["index"]
-        file["index"] = table
-        digests = json.loads(file.attrs["digests"])
-        digests["index"] = digest_bytes(table.tobytes())
-        file.attrs["digests"] = json.dumps(digests)
-    with open_dump(path) as dump, pytest.raises(DumpDamaged):
-        dump.records[0]
+        del file["blob"]
+        file.create_dataset("blob", shape=(1 << 40,), dtype="u1", chunks=(1 << 20,))
+    table["stored"] = 1 << 39
+    rewrite_table(path, "index", table)
+    with open_dump(path) as dump, pytest.raises(DumpDamaged, match="larger than the file"):
+        dump.payload(dump.records[0].key)
+
+
+def test_numbers_that_claim_to_be_huge(dump_folder: Path) -> None:
+    """A sequence number, a count of parts and a world that no loop may run up to."""
+    path = dump_folder / "rank00000" / "run.json"
+    content = json.loads(path.read_text())
+    content["parts"], content["info"]["world"] = 1 << 60, 1 << 60
+    content.pop("digest")
+    content["digest"] = digest_bytes(json.dumps(content, sort_keys=True).encode())
+    path.write_text(json.dumps(content))
+    with h5py.File(part_paths(dump_folder)[2], "r+") as file:
+        file.attrs["sequence"] = 1 << 61
+    with open_dump(dump_folder) as dump:
+        assert dump.steps == [0, 1, 2]
+        assert any("files are missing" in note for note in dump.notes)
+        assert any("ranks; missing: 1, 2, 3" in note for note in dump.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"step": 1e999, "micro": 0, "name": "a", "value": 1}',
+        '{"value": 1' + "0" * 400 + "}",
+        "\x00",
+        "{}",
+    ],
+)
+def test_hostile_json(dump_folder: Path, text: str) -> None:
+    (dump_folder / "rank00000" / "series.jsonl").write_text(text + "\n")
+    (dump_folder / "rank00000" / "run.json").write_text(text)
+    with open_dump(dump_folder) as dump:
+        assert len(dump.series) == 3
+        assert any("run.json" in note for note in dump.notes)
+        assert any("1 unreadable line" in note for note in dump.notes)
+
+
+def test_pipes_and_devices_do_not_hang(tmp_path: Path, dump_folder: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(DumpForeign, match="neither a file nor a folder"):
+            open_dump(path)
+    os.mkfifo(dump_folder / "rank00000" / "step00000007-00000007.part000.h5")
+    with open_dump(dump_folder) as dump:
+        assert dump.steps == [0, 1, 2]
+        assert any("step00000007" in note for note in dump.notes)
+
+
+def test_odd_paths(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "loop", tmp_path / ("x" * 5000), str(tmp_path) + "\0x"):
+        with pytest.raises(DumpError):
+            open_dump(path)
 
 
 def test_opening_one_rank_folder_or_one_file(dump_folder: Path) -> None:

@@ -193,8 +193,9 @@ def test_a_file_in_the_way(tmp_path: Path, make_info: Any) -> None:
     (tmp_path / "d").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         Hdf5Sink(tmp_path / "d", make_info())
-    with pytest.raises(UsageError, match="cannot be written"):
-        Hdf5Sink(tmp_path / "d" / "below", make_info())
+    for path in (tmp_path / "d" / "below", tmp_path / ("x" * 5000), str(tmp_path) + "\0x"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            Hdf5Sink(path, make_info())
 
 
 @pytest.mark.parametrize(("code", "kind"), [(28, StorageFull), (122, StorageFull), (30, UsageError), (13, UsageError)])

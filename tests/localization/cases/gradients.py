@@ -382,3 +382,56 @@ class Norm(nn.Module):
 def norm_backward_drops_a_term(faulty: bool) -> Pair:
     torch.manual_seed(118)
     return nn.Sequential(nn.Linear(8, 16), Norm(faulty), nn.Tanh(), nn.Linear(16, 2)), (torch.randn(12, 8),)
+
+
+class SelfAttention(nn.Module):
+    """One tensor as three arguments, one output under two names."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(16), nn.MultiheadAttention(16, 4, batch_first=True)
+        self.twice, self.head = Twice(), Other(16, 4)
+        self.head.other = other
+
+    def forward(self, x):
+        y = self.norm(x)
+        z, _ = self.attn(y, y, y, need_weights=False)
+        both = self.twice(z)
+        return (self.head(both["a"]) * both["b"].mean() + both["list"][0].square().mean()).square().mean()
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        y = x.sin()
+        return {"a": y, "b": y, "list": [y, x]}
+
+
+@case(None, "one tensor several times in arguments and outputs", phase="backward")
+def same_tensor_several_times(faulty: bool) -> Pair:
+    torch.manual_seed(119)
+    return SelfAttention(faulty), (torch.randn(2, 5, 16).requires_grad_(),)
+
+
+class Writes(nn.Module):
+    """In-place code after its tensors were handed to children, and everything downstream not bit-equal."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.head, self.act = nn.Linear(8, 8), nn.Linear(8, 8), Other(8, 4), nn.ReLU(inplace=True)
+        self.head.other = other
+
+    def forward(self, x):
+        y = self.a(x)
+        z = self.act(y)
+        z = self.b(z * 1.5)
+        z += y
+        w = z.clone()
+        out = self.head(w).square().mean()
+        z[:, 0] = 0
+        return out + self.head(z).mean()
+
+
+@case(None, "in-place code and a later difference", phase="backward")
+def in_place_and_not_bit_equal(faulty: bool) -> Pair:
+    torch.manual_seed(119)
+    return nn.Sequential(nn.Linear(8, 8), Writes(faulty)), (torch.randn(6, 8),)

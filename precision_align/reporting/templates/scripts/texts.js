@@ -49,5 +49,6 @@ function formatExcess(value) {
   if (value === null) return "–";
   const number = toNumber(value);
   if (!Number.isFinite(number)) return "∞";
+  if (number >= 1e6) return `${number.toExponential(1)}×`;
   return number >= 9.95 ? `${formatCount(Math.round(number))}×` : `${number.toFixed(2)}×`;
 }

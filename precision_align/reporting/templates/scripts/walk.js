@@ -1,20 +1,21 @@
 // Every judged tensor in execution order: what was measured over what is allowed, on a logarithmic axis.
 const walk = byId("walk"), canvas = walk.querySelector("canvas");
-const LOW = -3, HIGH = 4; // decades shown; beyond them points sit on the edge
+const LOW = -3, TOP = 8; // decades shown at most; beyond them points sit on the edge
 const PAD = { left: 62, right: 8, top: 8, bottom: 22 };
-let walkOrder = [], walkPlace = new Map(), painted = null;
+let HIGH = 2, walkOrder = [], walkPlace = new Map(), painted = null;
 
 function layWalk() {
   const keys = sortKeys("order");
   walkOrder = Array.from({ length: count }, (_, row) => row).sort((a, b) => keys[a] - keys[b] || a - b);
   walkPlace = new Map(walkOrder.map((row, position) => [row, position]));
+  for (const row of walkOrder) HIGH = Math.max(HIGH, Math.min(2 * Math.ceil(decade(cell.excess(row), TOP) / 2), TOP));
   walk.hidden = !walkOrder.some((row) => cell.excess(row) !== null);
 }
 
-function decade(excess) {
+function decade(excess, high = HIGH) {
   const number = toNumber(excess);
   if (!(number > 0)) return LOW;
-  return Math.min(Math.max(Math.log10(number), LOW), HIGH);
+  return Math.min(Math.max(Math.log10(number), LOW), high);
 }
 
 const walkX = (row, width) => PAD.left + ((walkPlace.get(row) + 0.5) / count) * (width - PAD.left - PAD.right);
@@ -38,7 +39,7 @@ function drawWalk() {
 function paintWalkAxes(paper, width, height) {
   paper.textAlign = "right";
   paper.textBaseline = "middle";
-  for (const value of [-2, 0, 2, 4]) {
+  for (let value = -2; value <= HIGH; value += 2) {
     const y = Math.round(walkY(value, height)) + 0.5;
     paper.strokeStyle = value === 0 ? colorOf("ink") : colorOf("line");
     paper.beginPath();
@@ -46,7 +47,7 @@ function paintWalkAxes(paper, width, height) {
     paper.lineTo(width - PAD.right, y);
     paper.stroke();
     paper.fillStyle = value === 0 ? colorOf("ink") : colorOf("muted");
-    paper.fillText(value === 0 ? say("table.limit") : value < 0 ? "0.01×" : `${formatCount(10 ** value)}×`, PAD.left - 8, y);
+    paper.fillText(value === 0 ? say("table.limit") : value < 0 ? "0.01×" : value > 4 ? `10${"⁰¹²³⁴⁵⁶⁷⁸"[value]}×` : `${formatCount(10 ** value)}×`, PAD.left - 8, y);
   }
   paintWalkSteps(paper, width, height);
 }
