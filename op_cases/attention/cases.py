@@ -139,7 +139,7 @@ def compose(
     """Built of single operators: products and softmax in float32; ``rounded``: scores and weights, and their gradients,
     are rounded to the dtype in between, as a model written by hand does, else they are not (all fused)."""
     middle = query.dtype if rounded else torch.float32
-    key, value = repeat_heads(query, key), repeat_heads(query, value)
+    key, value = repeat_heads(query, key.to(middle)), repeat_heads(query, value.to(middle))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = ((query.float() @ key.float().transpose(-1, -2)) * factor).to(middle).float()
     bias, hidden = split_mask(mask, causal, scores)

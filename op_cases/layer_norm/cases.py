@@ -81,8 +81,8 @@ def compose(
 ) -> torch.Tensor:
     """In float32, two passes; ``rounded``: normalised values and their product are rounded to the dtype in between."""
     middle = x.dtype if rounded else torch.float32
-    over = tuple(range(-dims, 0))
-    centred = x.float() - x.float().mean(dim=over, keepdim=True)
+    over, wide = tuple(range(-dims, 0)), x.float()  # one cast: the gradients of two would meet in the low dtype
+    centred = wide - wide.mean(dim=over, keepdim=True)
     y = (centred * torch.rsqrt(centred.square().mean(dim=over, keepdim=True) + eps)).to(middle).float()
     y = y if weight is None else (y * weight.float()).to(middle).float()
     return (y if bias is None else y + bias.float()).to(x.dtype)

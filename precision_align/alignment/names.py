@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # The attribute under which each wrapper keeps the module it wraps: DistributedDataParallel and DataParallel,
 # torch.compile, activation checkpointing, FSDP, Lightning and DeepSpeed.
 WRAPPER_PARTS = frozenset(
     {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}
+)
+# Their classes, which compute nothing of their own.
+WRAPPER_CLASSES = frozenset(
+    {
+        "DistributedDataParallel",
+        "DataParallel",
+        "OptimizedModule",
+        "CheckpointWrapper",
+        "FullyShardedDataParallel",
+        "DeepSpeedEngine",
+        "Float16Module",
+        "_LightningModuleWrapperBase",
+        "_FabricModule",
+    }
 )
 
 
@@ -17,26 +30,50 @@ def strip_wrappers(scope: str) -> str:
     return ".".join(part for part in scope.split(".") if part not in WRAPPER_PARTS)
 
 
-def align_names(scopes: Iterable[str]) -> dict[str, str | None]:
-    """Raw scope -> aligned scope, or None for a wrapper's own shell.
+def find_shells(scopes: Iterable[str], kinds: Mapping[str, str], working: Iterable[str] = ()) -> set[str]:
+    """Scopes that only wrap another module.
 
-    Where several scopes strip to one name and each contains the next (a chain of wrappers), the innermost is the module
-    and the others are shells. Where they do not form a chain ("a.module" beside "a"'s sibling), stripping would merge
-    two different modules: those keep their raw names.
+    A shell holds a module under a wrapper part, and is of a known wrapper class or holds nothing else. ``kinds``: scope
+    -> full class name; ``working``: scopes that were seen to compute something besides calling what they hold, so that
+    a user's own attribute called "module" does not make its owner disappear.
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for scope in dict.fromkeys(scopes):
-        groups[strip_wrappers(scope)].append(scope)
-    aligned: dict[str, str | None] = {}
-    for name, members in groups.items():
-        members.sort(key=len)
-        if all(_contains(outer, inner) for outer, inner in zip(members, members[1:])):
-            aligned.update(dict.fromkeys(members))
-            aligned[members[-1]] = name
-        else:
-            aligned.update({scope: scope for scope in members})
-    return aligned
+    known = sorted(set(scopes))
+    busy = set(working)
+    shells = set()
+    for scope in known:
+        prefix = f"{scope}." if scope else ""
+        below = [other for other in known if other != scope and other.startswith(prefix)]
+        held = {other[len(prefix) :].partition(".")[0] for other in below}
+        if not held & WRAPPER_PARTS:
+            continue
+        if kinds.get(scope, "").rpartition(".")[2] in WRAPPER_CLASSES or (len(held) == 1 and scope not in busy):
+            shells.add(scope)
+    return shells
 
 
-def _contains(outer: str, inner: str) -> bool:
-    return outer == "" or inner.startswith(outer + ".")
+def align_names(
+    scopes: Iterable[str], kinds: Mapping[str, str] | None = None, working: Iterable[str] = ()
+) -> dict[str, str | None]:
+    """Raw scope -> aligned scope, or None for a wrapper's own shell; see :func:`find_shells`.
+
+    Only the wrapper parts directly behind a shell are dropped. Where dropping them would give two modules one name,
+    both keep their raw names.
+    """
+    known = list(dict.fromkeys(scopes))
+    shells = find_shells(known, kinds or {}, working)
+    aligned: dict[str, str | None] = {scope: None if scope in shells else _drop(scope, shells) for scope in known}
+    counts: dict[str, int] = {}
+    for name in aligned.values():
+        if name is not None:
+            counts[name] = counts.get(name, 0) + 1
+    return {scope: scope if name is not None and counts[name] > 1 else name for scope, name in aligned.items()}
+
+
+def _drop(scope: str, shells: set[str]) -> str:
+    parts = scope.split(".") if scope else []
+    kept = []
+    for index, part in enumerate(parts):
+        if ".".join(parts[:index]) in shells and part in WRAPPER_PARTS:
+            continue
+        kept.append(part)
+    return ".".join(kept)

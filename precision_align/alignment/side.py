@@ -74,12 +74,13 @@ class Side:
         for call in dump.calls:
             if call.scope.startswith(OPTIMIZER_SCOPE):
                 self.steps[call.rank, call.step].append(call)
-        self.names = align_names([*dump.info.modules, *(call.scope for call in self.calls)])
         self._by_call: dict[tuple[int, int, int, str, int, Pass], dict[Place, TensorRecord]] = defaultdict(dict)
         self.state: dict[tuple[int, int], dict[tuple[str, Role, Phase, str], TensorRecord]] = defaultdict(dict)
-        self.loose: list[TensorRecord] = []
-        for record in dump.records:
-            self._file(record)
+        owned = [record for record in dump.records if not self._file_call(record)]
+        scopes = [*dump.info.modules, *(call.scope for call in self.calls)]
+        self.names = align_names(scopes, dump.info.modules, self._find_working())
+        for record in owned:
+            self._file_state(record)
         self.nodes = self._link()
         self.units: list[Unit] = list(dict.fromkeys(node.unit for node in self.nodes))
         self.roots: dict[Unit, list[Node]] = defaultdict(list)
@@ -90,17 +91,36 @@ class Side:
                 self.roots[node.unit].append(node)
         self.recomputed = sum(call.pass_ == Pass.RECOMPUTE for call in self.calls)
 
-    def _file(self, record: TensorRecord) -> None:
+    def _file_call(self, record: TensorRecord) -> bool:
         key = record.key
-        if key.source == Source.MODULE:
-            place = (key.phase, key.role, key.path)
-            self._by_call[key.rank, key.step, key.micro, key.scope, key.call, key.pass_].setdefault(place, record)
-        elif key.source in (Source.PARAMETERS, Source.OPTIMIZER):
+        if key.source != Source.MODULE:
+            return False
+        place = (key.phase, key.role, key.path)
+        self._by_call[key.rank, key.step, key.micro, key.scope, key.call, key.pass_].setdefault(place, record)
+        return True
+
+    def _file_state(self, record: TensorRecord) -> None:
+        key = record.key
+        if key.source in (Source.PARAMETERS, Source.OPTIMIZER):
             scope = self.names.get(key.scope, key.scope)
             owner = scope if scope is not None else key.scope
             self.state[key.rank, key.step].setdefault((owner, key.role, key.phase, key.path), record)
-        else:
-            self.loose.append(record)
+
+    def _find_working(self) -> set[str]:
+        """Scopes whose outputs are not just what a module they called returned: no mere wrappers."""
+        returned: dict[tuple[int, int, int], set[bytes]] = defaultdict(set)
+        outputs: dict[tuple[int, int, int], set[bytes]] = {}
+        for call in self.calls:
+            tensors = self._by_call.get((call.rank, call.step, call.micro, call.scope, call.call, call.pass_), {})
+            own = {r.digest for place, r in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)}
+            outputs[call.rank, call.step, call.identity] = own
+            returned[call.rank, call.step, call.parent] |= own
+        return {
+            call.scope
+            for call in self.calls
+            if call.pass_ == Pass.FIRST
+            and not outputs[call.rank, call.step, call.identity] <= returned[call.rank, call.step, call.identity]
+        }
 
     def _link(self) -> list[Node]:
         """Nodes in exit order; a wrapper's shell is skipped and its children handed to its caller."""

@@ -15,10 +15,20 @@ from types import ModuleType
 
 from precision_align import __version__
 from precision_align.cli.parsers import PROGRAM, build_verb_parser, suggest
-from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.errors import PrecisionAlignError, Unavailable, UsageError
 from precision_align.reporting.languages import LANGUAGES, detect_language, say, translate
 
 VERBS = ("demo", "capture", "show", "compare", "loss", "case", "map", "doctor", "report")
+
+# what a verb may import -> what brings it
+PACKAGES = {
+    "numpy": "numpy",
+    "h5py": "h5py",
+    "torch": "'precision-align[torch]'",
+    "jinja2": "'precision-align[analysis]'",
+    "markupsafe": "'precision-align[analysis]'",
+    "tomli": "'precision-align[analysis]'",
+}
 
 HELP_WIDTH = 80
 CRASHED = 3
@@ -50,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_status
     except Exception as error:
         _show_traceback_if_asked()
+        missing = find_missing_package(error)
+        if missing:
+            _print_error(phrase_error(missing, language))
+            return missing.exit_status
         _print_error(phrase_crash(error, language))
         return CRASHED
 
@@ -70,6 +84,14 @@ def phrase_error(error: PrecisionAlignError, language: str) -> str:
     title = translate(language, f"title.{error.code}", "")
     head = f"{say(language, 'cli.error')} [{error.code}]"
     return f"{head} {title}: {text}" if title and language != "en" else f"{head} {text}"
+
+
+def find_missing_package(error: BaseException) -> Unavailable | None:
+    """A verb that needs a package which is not installed here, said as such; None for any other error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in PACKAGES:
+        return None
+    return Unavailable(f"this needs {name}, which is not installed: pip install {PACKAGES[name]}")
 
 
 def phrase_crash(error: BaseException, language: str) -> str:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="save the report: .html, .json, .md or .xml (JUnit); may be given more than once",
+        help="save the report: .html, .json, .md, .xml (JUnit) or .csv; may be given more than once",
     )
     parser.add_argument(
         "--min-coverage",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="where to write; the suffix says what: .html, .md, .xml (JUnit) or .json; may be given more than once",
+        help="where to write: .html, .md, .xml (JUnit), .csv or .json; may be given more than once",
     )
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from precision_align.alignment.names import align_names
+from precision_align.alignment.names import align_names, strip_wrappers
 from precision_align.alignment.pairing import Alignment
-from precision_align.alignment.side import Node
+from precision_align.alignment.side import Node, Side
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Phase, Role
+from precision_align.core.trees import class_name
 from precision_align.numerics.judgement import Judgement
 
 Verdicts = Mapping[tuple[int, str], tuple[Judgement, TensorRecord | None]]
@@ -36,7 +37,7 @@ class ReplayProvider:
         self._not_replayable = import_module("precision_align.replay.replayability").NotReplayable
         root = _make_root(replay)
         candidate = alignment.candidate
-        locate = _make_locator(root, candidate.dump.info.aliases, candidate.names)
+        locate = _make_locator(root, candidate)
         self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes, self._find_training)
         self._load_error = ""
 
@@ -125,21 +126,24 @@ def _make_root(replay: Any) -> Any:
     return made
 
 
-def _make_locator(
-    root: Any, aliases: Mapping[str, list[str]], names: Mapping[str, str | None]
-) -> Callable[[str], str | None]:
-    """Aligned scope -> module path in the replay module, under its own name or another it is registered by."""
+def _make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
+    """Aligned scope -> module path in the replay module: the same path and class, the same aligned name, or an alias."""
     if root is None:
         return lambda scope: None
-    aligned = align_names(name for name, _ in root.named_modules(remove_duplicate=False))
-    paths = {name: path for path, name in aligned.items() if name is not None}
-    others = align_names(name for group in aliases.values() for name in group)
-    for scope, group in aliases.items():
-        own = names.get(scope, scope)
-        for name in group:
-            if own is not None and own not in paths and (others.get(name) or name) in paths:
-                paths[own] = paths[others.get(name) or name]
-    return paths.get
+    kinds = {path: class_name(type(module)) for path, module in root.named_modules(remove_duplicate=False)}
+    structural = {name: path for path, name in align_names(kinds, kinds).items() if name is not None}
+    information = candidate.dump.info
+    paths: dict[str, str] = {}
+    for raw, aligned in candidate.names.items():
+        if aligned is None:
+            continue
+        same = raw in kinds and kinds[raw] == information.modules.get(raw)
+        known = [raw if same else structural.get(aligned)]
+        known += [structural.get(strip_wrappers(name)) for name in information.aliases.get(raw, [])]
+        found = next((path for path in known if path is not None), None)
+        if found is not None:
+            paths[aligned] = found
+    return lambda scope: paths.get(scope, structural.get(scope))
 
 
 def _add_tied(

@@ -89,7 +89,7 @@ def _read_rule(table: Any, origin: str, problems: list[str]) -> Rule | None:
     if not isinstance(reason, str) or not reason.strip():
         problems.append(f"{origin}: a reason is mandatory")
     action = table.get("status")
-    if action not in _ACTIONS:
+    if not isinstance(action, str) or action not in _ACTIONS:
         problems.append(f"{origin}: status must be one of {', '.join(_ACTIONS)}, not {action!r}")
     when = table.get("when", "fail")
     if when not in [str(status) for status in Status]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import precision_align
 from precision_align.demo.model import build_model
 from precision_align.demo.places import FILES
-from precision_align.demo.train import Settings, prepare_device, save_checkpoint, train
+from precision_align.demo.train import Settings, break_model, prepare_device, save_checkpoint, train
 
 if TYPE_CHECKING:
     from precision_align.library.results import CaseReport
@@ -51,6 +51,8 @@ def find_the_fault(folder: Path, steps: int, fault: str | None, tell: Tell, prog
     """
     start, reference, candidate, repaired = (str(folder / name) for name in FILES)
     prepare_device("simulated")  # a process that has run a backward pass before cannot have it any more
+    with break_model(build_model(), fault):
+        pass  # a fault that fits no module is told now, not after the first training
 
     tell("training a checkpoint on the CPU, which all runs go on from")
     model, _ = train(PRETRAINING, lambda step, loss: progress(step + 1, PRETRAINING.steps))

@@ -102,9 +102,9 @@ class Arithmetic:
 
     def _multiply(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         left, right = _PRODUCTS[operator]
-        form, ties = self.profile.matmul_inputs, self.profile.hf32_ties
+        form = self.profile.matmul_inputs
         factors = list(args)
-        factors[left], factors[right] = round_to(args[left], form, ties), round_to(args[right], form, ties)
+        factors[left], factors[right] = self._round(args[left], form), self._round(args[right], form)
         depth = args[left].shape[-1]
         if not self.profile.k_block or depth <= self.profile.k_block or args[left].dtype not in _LOW_RANGE:
             return operator(*factors, **kwargs)  # type: ignore[no-any-return]
@@ -112,6 +112,13 @@ class Arithmetic:
         if left == 1:
             total = _combine(args[0], total, kwargs.get("beta", 1), kwargs.get("alpha", 1))
         return total.to(args[left].dtype)
+
+    def _round(self, values: torch.Tensor, form: str) -> torch.Tensor:
+        """Round an input; a device that saturates also saturates where float16's range ends."""
+        if self.profile.overflow == "saturate" and form == "float16" and values.dtype == torch.float32:
+            limit = torch.finfo(torch.float16).max
+            values = torch.nan_to_num(values).clamp(-limit, limit)
+        return round_to(values, form, self.profile.hf32_ties)
 
     def _accumulate(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Sum the product over pieces of K in float32, each piece in the CPU's own order."""
@@ -132,10 +139,8 @@ class Arithmetic:
 
     def _convolve(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Round data, weights and gradients (all but the bias, which is added after the product)."""
-        form, ties = self.profile.conv_inputs, self.profile.hf32_ties
-        rounded = [
-            round_to(one, form, ties) if isinstance(one, torch.Tensor) and one.dim() > 1 else one for one in args
-        ]
+        form = self.profile.conv_inputs
+        rounded = [self._round(one, form) if isinstance(one, torch.Tensor) and one.dim() > 1 else one for one in args]
         return operator(*rounded, **kwargs)
 
     def _reduce(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:

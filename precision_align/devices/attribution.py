@@ -19,8 +19,17 @@ from precision_align.core.terms import Phase
 # Entries kept of one thread's log; 28 modules make 56 entries a step, so this is more than a thousand steps.
 _LONGEST_LOG = 100_000
 
-_next_number = torch._C._autograd._get_sequence_nr
-_current_node: Any = torch._C._current_autograd_node
+_next_number: Any = getattr(torch._C._autograd, "_get_sequence_nr", None)
+_current_node: Any = getattr(torch._C, "_current_autograd_node", None)
+
+
+def follows_backward() -> bool:
+    """Whether this torch tells the number of the next autograd node and the node being executed."""
+    return _next_number is not None and _current_node is not None
+
+
+def _find_current_node() -> Any:
+    return _current_node() if follows_backward() else None
 
 
 class _Thread(threading.local):
@@ -39,6 +48,14 @@ class ModuleTracker:
         self._handles: list[Any] = []
         self._thread = _Thread()
         self._logs: dict[int, tuple[list[int], list[str]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleTracker:
+        """Copying a followed module copies its hooks; they keep this tracker, which does not know the copy."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Saving a followed module saves its hooks; loaded, they follow nothing."""
+        return ModuleTracker, ()
 
     def attach(self, model: torch.nn.Module) -> None:
         """Follow this model's modules; copies of them are not followed."""
@@ -63,7 +80,7 @@ class ModuleTracker:
     def locate(self) -> tuple[str, Phase] | None:
         """The module whose code runs now, and its phase; None outside any."""
         frames = self._thread.frames
-        node = _current_node()
+        node = _find_current_node()
         # A module entered while a node runs is a recomputation: its operators are forward ones.
         if frames and (node is None or node is frames[-1][1]):
             return frames[-1][0], Phase.FORWARD
@@ -85,7 +102,7 @@ class ModuleTracker:
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
         if name is not None:
-            self._thread.frames.append((name, _current_node()))
+            self._thread.frames.append((name, _find_current_node()))
             self._note(name)
 
     def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
@@ -99,6 +116,8 @@ class ModuleTracker:
 
     def _note(self, scope: str) -> None:
         """From the next autograd node on, this module's code makes them; "" also stands for code outside."""
+        if not follows_backward():
+            return
         numbers, scopes = self._logs.setdefault(threading.get_ident(), ([], []))
         number = _next_number()
         if numbers and numbers[-1] == number:

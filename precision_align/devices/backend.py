@@ -76,13 +76,12 @@ def is_native() -> bool:
 class _Signature:
     """What the fallback must know of an operator's schema.
 
-    ``name``: with namespace and overload; ``factors``: positions of arguments that must be tensors; ``written``: (position, name) of arguments that it writes to; ``returned``:
+    ``name``: with namespace and overload; ``written``: (position, name) of arguments that it writes to; ``returned``:
     for each result the (position, name) of the argument that it is, or None for a new tensor.
     """
 
     name: str
     metadata_only: bool
-    factors: tuple[int, ...]
     written: tuple[tuple[int, str], ...]
     returned: tuple[tuple[int, str] | None, ...]
 
@@ -110,8 +109,7 @@ def _read_signature(operator: Any) -> _Signature:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     name = _qualified_name(schema)
-    factors = tuple(place for place, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor")
-    return _Signature(name, name in _METADATA_OPERATORS, factors, written, returned)
+    return _Signature(name, name in _METADATA_OPERATORS, written, returned)
 
 
 def _signature_of(operator: Any) -> _Signature:
@@ -174,7 +172,7 @@ def _look_alike(original: torch.Tensor, alias: torch.Tensor) -> bool:
 def _resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
     """resize_: aliases cannot grow a storage, so a larger one takes the old elements along."""
     wanted = torch.empty(size, dtype=tensor.dtype, memory_format=memory_format or torch.contiguous_format)
-    offset, storage = tensor.storage_offset(), tensor.untyped_storage()
+    offset, storage = int(tensor.storage_offset()), tensor.untyped_storage()
     if (offset + wanted.numel()) * wanted.element_size() <= storage.nbytes():
         tensor.data = restride(tensor, wanted.shape, wanted.stride(), offset)
         return tensor
@@ -206,7 +204,7 @@ def run_on_cpu(operator: Any, *args: Any, **kwargs: Any) -> Any:
     aliases: dict[int, torch.Tensor] = {}
     cpu_args = [_to_cpu(value, aliases) for value in args]
     cpu_kwargs = {name: _to_cpu(value, aliases) for name, value in kwargs.items()}
-    result = _Current.execution(_take_numbers(operator, signature, args), cpu_args, cpu_kwargs)
+    result = _Current.execution(_take_numbers(operator, args), cpu_args, cpu_kwargs)
     for place in signature.written:
         original = _pick(place, args, kwargs)
         if original is not None:
@@ -214,13 +212,12 @@ def run_on_cpu(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return _collect_results(signature, result, args, kwargs)
 
 
-def _take_numbers(operator: Any, signature: _Signature, args: Sequence[Any]) -> Any:
-    """The overload for plain numbers where one stands for a tensor: boxing turns wrapped numbers into Python's."""
-    if operator._schema.overload_name != "Tensor":
+def _take_numbers(operator: Any, args: Sequence[Any]) -> Any:
+    """The overload for a plain number where one stands for the second tensor: boxing makes wrapped numbers Python's."""
+    if operator._schema.overload_name != "Tensor" or len(args) < 2 or not is_on_npu(args[0]):
         return operator
-    if any(isinstance(args[place], (int, float, complex)) for place in signature.factors if place < len(args)):
-        return getattr(operator.overloadpacket, "Scalar", operator)
-    return operator
+    is_number = isinstance(args[1], (int, float, complex))
+    return getattr(operator.overloadpacket, "Scalar", operator) if is_number else operator
 
 
 def _collect_results(signature: _Signature, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Composite operators that ATen computes in another way on every device but the CPU: LSTM, GRU, dropout, attention.
 
 For LSTM and GRU ATen picks fused cells that the CPU does not have. Here the whole operator runs on CPU aliases, with
-its own small autograd graph there, so that the result is the CPU's to the last bit. Single cells, dropout and the choice
-of an attention kernel are written out as for the CPU.
+its own small autograd graph there, so that the result is the CPU's to the last bit. Single cells, dropout and the
+choice of an attention kernel are written out as for the CPU.
 """
 
 from __future__ import annotations

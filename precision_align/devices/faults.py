@@ -44,13 +44,17 @@ MOVING = frozenset(
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its meaning, the operators it is defined for (none: any), its default phase and value."""
+    """A kind of fault: its meaning, the operators it is defined for (none: any), its default phase and value.
+
+    ``counts``: the value is a number of things (bits, elements) and must be whole and not negative.
+    """
 
     name: str
     meaning: str
     operators: tuple[str, ...] = ()
     phase: Phase = Phase.FORWARD
     value: float = 0.0
+    counts: bool = False
 
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -69,11 +73,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("bf16", "result rounded to bfloat16 and back"),
         Kind("truncate", "result cut to bfloat16's bits, towards zero"),
         Kind("saturate", "result clamped to +-VALUE (0: the dtype's largest), NaN to 0"),
-        Kind("bit_flip", "bit VALUE of one element's word inverted", value=20),
+        Kind("bit_flip", "bit VALUE of one element's word inverted", value=20, counts=True),
         Kind("nan", "one element NaN"),
         Kind("inf", "one element infinite"),
-        Kind("lost_tile", "a corner of VALUE x VALUE elements (the last two dimensions) zero", value=16),
-        Kind("zero_tail", "the last VALUE elements of K left out of the product", _PRODUCTS, value=16),
+        Kind("lost_tile", "a corner of VALUE x VALUE elements (the last two dimensions) zero", value=16, counts=True),
+        Kind("zero_tail", "the last VALUE elements of K left out of the product", _PRODUCTS, value=16, counts=True),
         Kind("eps", "the norm's epsilon replaced by VALUE", (*_NORMS, "add"), value=1e-3),
         Kind("tanh_gelu", "the other form of GELU, tanh or exact", ("gelu", "gelu_backward", "npu_gelu")),
         Kind("unbiased_variance", "variance divided by n - 1", ("native_layer_norm", "var", "var_mean")),
@@ -119,6 +123,8 @@ class Fault:
             problems.append(f'unknown kind "{self.kind}"; known: {", ".join(sorted(KINDS))}')
         if self.call < EVERY_CALL or self.index < 0:
             problems.append("call and index count from 0 (call=* for every call)")
+        if self.value is not None and self.kind in KINDS and KINDS[self.kind].counts and not _is_count(self.value):
+            problems.append(f"value {self.value!r} must be a whole number of at least 0")
         if self.kind == "update_skipped" and self.phase not in (None, Phase.STEP):
             problems.append("update_skipped acts in phase step only")
         if self.phase is Phase.STEP and self.kind in KINDS and KINDS[self.kind].operators:
@@ -153,7 +159,13 @@ class Fault:
     def __str__(self) -> str:
         call = "*" if self.call == EVERY_CALL else str(self.call)
         parts = [f"{self.kind}@{self.module}", self.op or "*", str(self.effective_phase), f"call={call}"]
-        return ":".join([*parts, f"value={self.effective_value:g}", *([f"index={self.index}"] if self.index else [])])
+        value = repr(float(self.effective_value))
+        value = value[: -len(".0")] if value.endswith(".0") else value
+        return ":".join([*parts, f"value={value}", *([f"index={self.index}"] if self.index else [])])
+
+
+def _is_count(value: float) -> bool:
+    return 0 <= value < float("inf") and value == int(value)
 
 
 def _spellings(name: str, overload: str) -> tuple[str, ...]:

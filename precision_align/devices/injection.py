@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precision_align.core.errors import UsageError
+from precision_align.core.errors import Unavailable, UsageError
 from precision_align.core.terms import Phase
 from precision_align.devices.arithmetic import Arithmetic
-from precision_align.devices.attribution import ModuleTracker
+from precision_align.devices.attribution import ModuleTracker, follows_backward
 from precision_align.devices.dispatch import Execution, ExecutionMode, makes_view, run_operator
 from precision_align.devices.fault_kinds import CALL_EFFECTS, Call, change_result, find_floating, is_about
 from precision_align.devices.faults import EVERY_CALL, Fault, read_faults
@@ -47,6 +47,8 @@ class Injection:
     fired: list[Firing] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not follows_backward() and any(fault.effective_phase is Phase.BACKWARD for fault in self.faults):
+            raise Unavailable(f"Faults of phase backward need a newer torch than {torch.__version__}.")
         self.tracker = ModuleTracker()
         self._armed = [_Armed(fault) for fault in self.faults if fault.effective_phase is not Phase.STEP]
         self._by_operator: dict[Any, list[_Armed]] = {}

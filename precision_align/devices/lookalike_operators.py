@@ -152,17 +152,22 @@ def compute_fusion_attention(
     scores = scores * scale
     if masked is not None:
         scores = scores.masked_fill(masked, float("-inf"))
-    maxima = scores.detach().amax(-1, keepdim=True)
-    powers = torch.exp(scores - torch.where(maxima == float("-inf"), 0.0, maxima))
-    sums = powers.sum(-1, keepdim=True)
-    weights = powers / torch.where(sums == 0, 1.0, sums)
+    weights, statistics = _normalise(scores)
     if dropout_mask is not None and keep_prob < 1:
         weights = weights * dropout_mask.to(weights.dtype) / keep_prob
     attention = layout.join(weights @ values.float()).to(query.dtype)
-    lanes = (*maxima.shape[:-1], _STATISTIC_LANES)
-    statistics = [maxima.expand(lanes).contiguous(), sums.detach().expand(lanes).contiguous()]
     dropped = 0 if dropout_mask is None else dropout_mask.numel()
     return attention, *statistics, query.new_empty(0), seed, offset, dropped
+
+
+def _normalise(scores: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Softmax over the last dimension, zero for rows masked throughout; row maxima and sums in their eight lanes."""
+    maxima = scores.detach().amax(-1, keepdim=True)
+    powers = torch.exp(scores - torch.where(maxima == float("-inf"), 0.0, maxima))
+    sums = powers.sum(-1, keepdim=True)
+    lanes = (*maxima.shape[:-1], _STATISTIC_LANES)
+    weights = powers / torch.where(sums == 0, 1.0, sums)
+    return weights, [maxima.expand(lanes).contiguous(), sums.detach().expand(lanes).contiguous()]
 
 
 def attention_shape(

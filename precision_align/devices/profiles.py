@@ -128,7 +128,7 @@ def load_profile(name: str | Profile) -> Profile:
 
 def _parse_toml(path: Path) -> dict[str, Any]:
     try:
-        import tomllib  # Python 3.11
+        import tomllib  # novm - Python 3.11; the branch below is for older ones
     except ModuleNotFoundError:
         try:
             import tomli as tomllib  # type: ignore[no-redef]
@@ -146,7 +146,9 @@ def _read_profile(path: Path) -> Profile:
     """A file has top-level switches, optionally ``base`` (a built-in profile), ``name`` and a table ``sources``."""
     table = _parse_toml(path)
     base = table.pop("base", "none")
-    problems = [] if isinstance(base, str) and base in PROFILES else [f'base: {base!r} is not one of {", ".join(PROFILES)}']
+    problems = (
+        [] if isinstance(base, str) and base in PROFILES else [f"base: {base!r} is not one of {', '.join(PROFILES)}"]
+    )
     known = {one.name for one in fields(Profile)}
     for key, value in table.items():
         problem = _check_entry(key, value) if key in known else f"{key}: unknown key; known: {', '.join(sorted(known))}"

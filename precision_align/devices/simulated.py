@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -35,6 +34,11 @@ def is_installed() -> bool:
     return _State.libraries is not None
 
 
+def is_supported() -> bool:
+    """Whether this torch can have a device type written in Python."""
+    return _torch_version() >= _OLDEST_TORCH
+
+
 def install_simulated(profile: str | Profile = "ascend910b", faults: Sequence[Any] = ()) -> Profile:
     """Make `npu` a device of this process, or give the installed one another profile and other faults.
 
@@ -59,7 +63,7 @@ def reserve_device() -> bool:
     if is_installed() or _State.guard is not None:
         return True
     taken = torch._C._get_privateuse1_backend_name() != "privateuseone" or is_real_torch_npu_present()
-    if taken or _torch_version() < _OLDEST_TORCH:
+    if taken or not is_supported():
         return False
     from torch.utils.backend_registration import _DummyDeviceGuard
 
@@ -100,7 +104,7 @@ def _refuse_conflicts() -> None:
             "The real torch_npu is loaded and has claimed the device type npu; the simulated one needs a process of "
             "its own. Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 there, so that torch does not load torch_npu by itself."
         )
-    if _torch_version() < _OLDEST_TORCH or find_spec("torch.utils.backend_registration") is None:
+    if not is_supported():
         raise Unavailable(
             f"The simulated NPU needs torch >= 2.11 (a device type written in Python); this is {torch.__version__}. "
             "Profiles work on CPU tensors with every torch: precision_align.devices.arithmetic.emulate."

@@ -8,6 +8,8 @@ from precision_align.core.dtypes import Array, Dtype
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
 from precision_align.numerics.limits import GENERIC_COEFFICIENT_FLOAT32, GENERIC_COEFFICIENT_LOW
 
+ORIGIN = "random perturbation of inputs and intermediate results"
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -36,4 +38,4 @@ def judge_output(rule: Rule, actual: Array, golden: Array, native: Array, scale:
     if rule.exact or not dtype.is_floating:
         return judge_exact(actual, native if rule.exact else golden)
     coefficient = rule.low if dtype.itemsize <= 2 else rule.float32
-    return judge(actual, golden, native, Scale(scale, coefficient), dtype)
+    return judge(actual, golden, native, Scale(scale, coefficient, origin=ORIGIN), dtype)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from precision_align.core.dtypes import Array
 from precision_align.library.cases import Compute, OpCase, Operator, lay_out
-from precision_align.library.noise import run_noisily
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +94,9 @@ def _check_golden(golden: Evaluation, native: Evaluation) -> None:
     for name, value in golden.outputs.items():
         expected = native.outputs[name]
         if value.shape != expected.shape:
-            raise ValueError(f"the golden {name} has shape {tuple(value.shape)}, the native one {tuple(expected.shape)}")
+            raise ValueError(
+                f"the golden {name} has shape {tuple(value.shape)}, the native one {tuple(expected.shape)}"
+            )
         if value.is_floating_point() and str(value.dtype) != "torch.float64":
             raise ValueError(f"the golden {name} is {value.dtype}, must be float64")
 
@@ -195,6 +196,8 @@ def _find_scales(
     """S of every output and gradient: how far they move, per unit, when all inputs and all intermediate results move at
     random by a relative 2^-20."""
     import torch
+
+    from precision_align.replay.noise import run_noisily
 
     generator = torch.Generator().manual_seed(seed + 2)
     start = _join(base)

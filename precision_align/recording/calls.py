@@ -23,6 +23,8 @@ from precision_align.recording.staging import Staged
 from precision_align.recording.tape import Place, Tape
 
 Leaves = Sequence[tuple[str, torch.Tensor]]
+# First part of the path of an output record that holds an argument as the call left it.
+WRITTEN = "written"
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,15 @@ def flatten_arguments(value: Any) -> tuple[Tree, Leaves]:
         return flatten(value, is_tensor)
     except Exception:
         return {"kind": "object", "class": class_name(type(value))}, []
+
+
+def _describe_origin(known: Optional[Sighting], tensor: torch.Tensor, staged: Optional[Staged]) -> dict[str, str]:
+    """Where a call's output was seen before: ``same_as`` unchanged, ``overwrites`` an input written in place."""
+    if known is None:
+        return {}
+    if known.holds(tensor, staged):
+        return {"same_as": known.path}
+    return {"overwrites": known.path} if known.path.startswith("input.") else {}
 
 
 class CallRecorder:
@@ -233,8 +244,9 @@ class CallRecorder:
             frame.targets.set_boundary()
         for path, tensor in leaves:
             staged = self._copy(tensor)
-            self._hand_over(frame, Role.INPUT, path, staged)
-            frame.seen.setdefault(id(tensor), Sighting.of(tensor, prefixed("input", path), staged))
+            known = frame.seen.setdefault(id(tensor), Sighting.of(tensor, prefixed("input", path), staged))
+            again = known.path != prefixed("input", path)
+            self._hand_over(frame, Role.INPUT, path, staged, {"same_as": known.path} if again else {})
         if self._with_tensors:
             for name, buffer in frame.module.named_buffers(recurse=False):
                 frame.buffers[name] = self._tape.stage(buffer)
@@ -245,19 +257,31 @@ class CallRecorder:
         for path, tensor in leaves:
             staged = self._copy(tensor)
             known = frame.seen.get(id(tensor))
-            extra = {"same_as": known.path} if known is not None and known.holds(tensor, staged) else {}
+            extra = _describe_origin(known, tensor, staged)
             self._hand_over(frame, Role.OUTPUT, path, staged, extra)
             local = prefixed("output", path)
             frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
                 parent.remember(tensor, f"{frame.place.scope}@{frame.place.call}:{local}", staged)
             outputs.append(Output(local, tensor, extra))
+        self._take_written_inputs(frame, {id(tensor) for _, tensor in leaves})
         self._take_changed_buffers(frame)
         if self._with_gradients and frame.grad_enabled:
             if frame.repeats is None:
                 watch_call(self._ledger, frame.place, outputs, frame.targets, {})
             else:
                 watch_call(self._ledger, frame.repeats.place, outputs, frame.targets, {"recomputed": True})
+
+    def _take_written_inputs(self, frame: Frame, returned: set[int]) -> None:
+        """Inputs that the call wrote into without returning them (a cache): outputs under "written.PATH"."""
+        for known in list(frame.seen.values()):
+            tensor = known.reference()
+            kind, _, local = known.path.partition(".")
+            if tensor is None or kind != "input" or id(tensor) in returned:
+                continue
+            staged = self._copy(tensor)
+            if staged is not None and not known.holds(tensor, staged):
+                self._hand_over(frame, Role.OUTPUT, prefixed(WRITTEN, local), staged, {"overwrites": known.path})
 
     def _take_changed_buffers(self, frame: Frame) -> None:
         if not self._with_tensors:

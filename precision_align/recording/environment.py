@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Optional
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from precision_align.recording.modes import session_modes
 from precision_align.recording.origins import module_classes
 from precision_align.recording.parameters import tied_names
 from precision_align.recording.plan import Plan
+from precision_align.storage import layout
 
 _SWITCHES = (
     "ASCEND_TOOLKIT_HOME",
@@ -73,6 +75,13 @@ def find_device(model: torch.nn.Module) -> str:
     if device.startswith("npu") and simulated is not None and simulated.is_installed():
         return f"{device} simulated {simulated.current_profile().name}"
     return device
+
+
+def find_last_step(folder: str, rank: int) -> int:
+    """The last step that a dump holds of a rank, -1 where there is none."""
+    own = Path(folder) / layout.name_rank(rank)
+    names = [layout.PART_FILE.fullmatch(path.name) for path in own.iterdir()] if own.is_dir() else []
+    return max((int(name.group(2)) for name in names if name is not None), default=-1)
 
 
 def has_compiled() -> bool:

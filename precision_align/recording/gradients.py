@@ -109,12 +109,13 @@ class Tap:
 class Ledger:
     """All taps of the running step.
 
-    ``generation`` numbers the steps: hooks stay in the user's graph as long as that lives, and those of an older step
-    do nothing.
+    ``num_taken`` counts the hooks that ran; ``generation`` numbers the steps: hooks stay in the user's graph as long as
+    that lives, and those of an older step do nothing.
     """
 
     tape: Tape
     generation: int = 0
+    num_taken: int = 0
     _pending: dict[int, Tap] = field(default_factory=dict)
     _tasks: set[int] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
@@ -154,6 +155,7 @@ class Ledger:
 
     def _take(self, generation: int, slots: Sequence[tuple[Tap, int]], gradients: Any) -> None:
         try:
+            self.num_taken += 1
             if generation != self.generation:
                 self.tape.note(LATE)
                 return
@@ -315,13 +317,12 @@ def watch_call(
 
     Tensors without a history of their own (leaves) are not outputs to watch.
     """
-    handed_out, returned = _Slots(), set()
+    handed_out = _Slots()
     with_history = [output for output in outputs if output.tensor.grad_fn is not None]
     used_inside = _find_used_inside(with_history, targets.boundary)
     for output in with_history:
         node, number = output.tensor.grad_fn, output.tensor.output_nr
         passed_on = targets.edges.get((id(node), number))
-        returned.add(passed_on)
         # made before this call: its gradient is a sum over uses that have nothing to do with this call
         older = passed_on is not None or sequence_of(node) < targets.boundary
         extra = {**common, **output.extra, **({"shared": True} if older else {})}
@@ -330,8 +331,6 @@ def watch_call(
         handed_out.add(node, number, Tap(ledger, place, output.path, extra))
     consumers = _Slots()
     for path, edges in find_consumers([output.tensor.grad_fn for output in with_history], targets).items():
-        if path in returned:
-            continue
         also = {"also": targets.also[path]} if path in targets.also else {}
         extra = {**common, "share": True, **also}
         tap = Tap(ledger, place, path, extra, len(edges), targets.dtypes[path])

@@ -20,8 +20,8 @@ class BackwardListener:
     def before_backward(self, roots: Sequence[torch.Tensor]) -> None:
         """A pass starts from these tensors."""
 
-    def after_backward(self) -> None:
-        """It ended without an exception."""
+    def after_backward(self, alone: bool) -> None:
+        """It ended without an exception; ``alone``: nobody else listens."""
 
 
 class _Switch:
@@ -62,7 +62,7 @@ class _Switch:
                 listener.before_backward([root for root in roots if isinstance(root, torch.Tensor)])
             result = original(tensors, *args, **kwargs)
             for listener in listeners:
-                listener.after_backward()
+                listener.after_backward(len(listeners) == 1)
             return result
 
         return backward

@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from precision_align.core.errors import UsageError
 from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
@@ -29,12 +30,15 @@ _NONE: Tree = {"kind": "scalar", "value": None}
 
 
 def as_optimizers(optimizer: Any) -> list[Any]:
-    """One optimizer, or a collection of them, as a list; None is none."""
+    """One optimizer, or a list, tuple or dict of them, as a list; None is none. Raises UsageError for anything else."""
     if optimizer is None:
         return []
     if callable(getattr(optimizer, "step", None)):
         return [optimizer]
-    return list(optimizer.values() if isinstance(optimizer, Mapping) else optimizer)
+    several = list(optimizer.values()) if isinstance(optimizer, Mapping) else optimizer
+    if not isinstance(several, (list, tuple)) or not all(callable(getattr(item, "step", None)) for item in several):
+        raise UsageError(f"optimizer takes what has a step(), or a list or dict of such, not {optimizer!r:.80}")
+    return list(several)
 
 
 def parameter_groups(optimizer: Any) -> list[Mapping[str, Any]]:

@@ -17,16 +17,17 @@ from precision_align.core.errors import PrecisionAlignError, UsageError
 from precision_align.core.records import Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
-from precision_align.recording.environment import describe_run, has_compiled
+from precision_align.recording.environment import describe_run, find_last_step, has_compiled
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
-from precision_align.recording.losses import BackwardListener, listening
+from precision_align.recording.losses import listening
 from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper, as_optimizers
 from precision_align.recording.parameters import ParameterRecorder
+from precision_align.recording.passes import PassRecorder
 from precision_align.recording.plan import SOURCES, Payload, Plan, Steps, make_plan
 from precision_align.recording.series import Series
 from precision_align.recording.staging import untouched
-from precision_align.recording.tape import Place, Tape
+from precision_align.recording.tape import Clock, Place, Tape
 from precision_align.storage.base import Sink
 from precision_align.storage.hdf5 import Hdf5Sink
 
@@ -88,13 +89,16 @@ def start_recorder(
     accumulates: bool = False,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    optimizers = as_optimizers(optimizer)
     info = describe_run(model, plan, rank)
+    first = find_last_step(str(path), info.rank) + 1 if append and sink is None else 0
     if sink is None:
         sink = Hdf5Sink(str(path), info, overwrite=overwrite, append=append)
-    return Recorder(model, Tape(sink, plan, info.rank), info, as_optimizers(optimizer), accumulates)
+    tape = Tape(sink, plan, info.rank, Clock(first - 1))
+    return Recorder(model, tape, info, optimizers, accumulates)
 
 
-class Recorder(BackwardListener):
+class Recorder:
     """A running session. ``notes``: what was not recorded so far, and why.
 
     Where ``step()`` is not used, each outermost forward of the model is a step (where only its parts are called, each
@@ -121,9 +125,11 @@ class Recorder(BackwardListener):
         self._series = Series()
         self._hooks = Hooks(self._enter, self._leave, tape.note)
         self._cleanup = contextlib.ExitStack()
-        self._open = self._explicit = self._step_open = False
-        self._num_passes = self._num_steps = 0
-        self._gradients_waiting = self._passed_backward = self._stepped = False
+        self._open = self._closed = self._explicit = self._step_open = False
+        self._num_steps = 0
+        self._stepped = False
+        self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters)
+        self._begun: set[int] = set()
 
     @property
     def notes(self) -> Sequence[str]:
@@ -141,13 +147,22 @@ class Recorder(BackwardListener):
         return self._num_steps
 
     def __enter__(self) -> Recorder:
+        if self._open or self._closed:
+            raise UsageError("a session is entered once: call capture(...) again for another")
         self._open = True
-        self._cleanup.enter_context(listening(self))
+        try:
+            self._start()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self._cleanup.enter_context(listening(self._passes))
         self._cleanup.callback(self._hooks.detach)
         self._hooks.attach(self._model)
         for optimizer in self._given_optimizers:
             self._wrap(self.watch_optimizer(optimizer))
-        return self
 
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
@@ -165,6 +180,7 @@ class Recorder(BackwardListener):
             self._end_step()
         finally:
             self._open = self._tape.clock.recording = False
+            self._closed = True
             self._ledger.close_step()
             self._cleanup.close()
             self._note_unseen()
@@ -186,8 +202,10 @@ class Recorder(BackwardListener):
         """One training step; ``number`` is the framework's global step, by default one more than the last."""
         if not self._open:
             raise UsageError("step() works inside the session: with capture(...) as recorder, with recorder.step()")
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise UsageError(f"a step is a number from 0 on, not {number!r}")
         self._end_step()
-        self._begin_step(self._tape.clock.step + 1 if number is None else int(number))
+        self._begin_step(self._tape.clock.step + 1 if number is None else number)
         self._explicit = True
         try:
             yield self
@@ -202,10 +220,7 @@ class Recorder(BackwardListener):
 
     def save(self, name: str, tensor: torch.Tensor) -> None:
         """Record a tensor of your own under a name; the same name again in a step counts as its next call."""
-        if not isinstance(tensor, torch.Tensor):
-            raise UsageError(
-                f"save({name!r}, ...) records a tensor, not a {type(tensor).__name__}; see log() for numbers"
-            )
+        _check_saved(name, tensor)
         if self._tape.clock.recording:
             clock = self._tape.clock
             place = Place(clock.step, clock.batch, "", self._series.count(f"save:{name}"))
@@ -215,6 +230,7 @@ class Recorder(BackwardListener):
         """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
         recorder = OptimizerRecorder(self._tape, self._model, optimizer, len(self._optimizers))
         self._optimizers.append(recorder)
+        self._passes.expects_optimizer = True
         described = {"class": recorder.kind, "groups": recorder.describe_groups()}
         self._info = replace(self._info, optimizer={**self._info.optimizer, recorder.scope: described})
         return recorder
@@ -224,9 +240,9 @@ class Recorder(BackwardListener):
     def _begin_step(self, number: int) -> None:
         clock = self._tape.clock
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
-        clock.recording = self._open and self._tape.plan.wants_step(number)
-        self._step_open, self._passed_backward, self._gradients_waiting, self._stepped = True, False, False, False
-        self._num_passes = 0
+        clock.recording = self._open and self._tape.plan.wants_step(number) and not self._came_before(number)
+        self._step_open, self._stepped = True, False
+        self._passes.start_step()
         self._num_steps += 1
         if not clock.recording:
             return
@@ -235,18 +251,24 @@ class Recorder(BackwardListener):
         for recorder in self._optimizers:
             recorder.start_step()
         if "parameters" in self._tape.plan.sources:
-            self._guarded("parameters", self._parameters.record_start)
+            self._tape.guard("parameters", self._parameters.record_start)
+
+    def _came_before(self, number: int) -> bool:
+        known = number in self._begun
+        if known:
+            self._tape.note(f"step {number} came more than once: only its first time is recorded")
+        self._begun.add(number)
+        return known
 
     def _end_step(self) -> None:
         if not self._step_open:
             return
         self._step_open = False
         self._ledger.close_step()
-        if self._gradients_waiting:
-            self._record_totals()
-        if self._passed_backward and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+        self._passes.finish_step()
+        if self._passes.passed and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             for recorder in self._unwrapped:
-                self._guarded("an optimizer step", recorder.record_late)
+                self._tape.guard("an optimizer step", recorder.record_late)
         clock = self._tape.clock
         for micro, name, value in self._series.finish():
             self._tape.point(Point(clock.step, micro, name, value))
@@ -278,7 +300,7 @@ class Recorder(BackwardListener):
             self._tape.excuse(f"the outputs of {scope!r}", error)
 
     def _may_begin(self, scope: str) -> bool:
-        return scope == "" or (not self._explicit and (not self._step_open or self._passed_backward))
+        return scope == "" or (not self._explicit and (not self._step_open or self._passes.passed))
 
     def _begin_forward(self, scope: str) -> None:
         """An outermost forward: the next micro-batch, or without ``step()`` the next step."""
@@ -288,44 +310,14 @@ class Recorder(BackwardListener):
             self._begin_step(clock.step + 1)
         if scope == "":
             clock.micro += 1
-            self._num_passes = 0
+            self._passes.start_batch()
 
     def _starts_anew(self, scope: str) -> bool:
         if self._accumulates:
-            return self._stepped or not (self._optimizers or self._passed_backward)
-        return scope == "" or self._passed_backward
+            return self._stepped or not (self._optimizers or self._passes.passed)
+        return scope == "" or self._passes.passed
 
     # Backward passes and optimizer steps
-
-    def before_backward(self, roots: Sequence[torch.Tensor]) -> None:
-        """Keep the losses; their values are read at the step's end, so that no device has to wait here."""
-        for root in roots:
-            self._guarded("the loss", lambda root=root: self._take_loss(root))
-
-    def _take_loss(self, root: torch.Tensor) -> None:
-        if root.numel() != 1 or root.is_complex() or not self._step_open:
-            return
-        with untouched():
-            self._series.add("loss", self._tape.clock.batch, root.detach().clone(), given=False)
-        if self._tape.clock.recording:
-            clock = self._tape.clock
-            place = Place(clock.step, clock.batch, "", 0)
-            ordinal = self._series.count(f"loss:{clock.batch}")
-            self._tape.record(place, Source.POINT, Phase.FORWARD, Role.LOSS, "loss", root, ordinal=ordinal)
-
-    def after_backward(self) -> None:
-        """Without an optimizer to wait for, the totals are recorded now: who knows when they are cleared."""
-        self._passed_backward = True
-        if self._tape.clock.recording and "gradients" in self._tape.plan.sources:
-            self._gradients_waiting = True
-            if not self._optimizers:
-                self._record_totals()
-
-    def _record_totals(self) -> None:
-        self._gradients_waiting = False
-        ordinal, self._num_passes = self._num_passes, self._num_passes + 1
-        if self._tape.clock.recording:
-            self._guarded("gradient totals", lambda: self._parameters.record_totals(ordinal))
 
     def _wrap(self, recorder: OptimizerRecorder) -> None:
         wrapper = StepWrapper(
@@ -341,23 +333,22 @@ class Recorder(BackwardListener):
 
     def before_step(self, recorder: OptimizerRecorder) -> None:
         """A watched optimizer is about to step."""
-        self._passed_backward = True
+        self._passes.passed = True
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
-            self._guarded("an optimizer step", recorder.before)
+            self._tape.guard("an optimizer step", recorder.before)
 
     def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
         """It has stepped, or raised ``error``."""
         self._stepped = True
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
-            self._guarded("an optimizer step", lambda: recorder.after(error))
-            self._gradients_waiting = False
+            self._tape.guard("an optimizer step", recorder.after, error)
+            self._passes.leave_to_optimizer()
 
-    def _guarded(self, what: str, action: Any) -> None:
-        """Run our own work inside the user's: an error of ours becomes a note."""
-        try:
-            action()
-        except Exception as error:
-            self._tape.excuse(what, error)
+
+def _check_saved(name: Any, tensor: Any) -> None:
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        given = f"{name!r:.40} and a {type(tensor).__name__}"
+        raise UsageError(f"save() takes a name and a tensor, not {given}; see log() for numbers")
 
 
 def _number(name: str, value: Any) -> Union[float, torch.Tensor]:

@@ -21,6 +21,7 @@ from precision_align.core.dtypes import DTYPES, Array
 
 # A copy is reused at once (an output is the next module's input), so a short memory is enough and bounds what is held.
 REUSED_COPIES = 32
+REUSED_BYTES = 1 << 28
 
 _SPARSE_PARTS = {
     "sparse_coo": ("_indices", "_values"),
@@ -109,11 +110,19 @@ class Stager:
             return known[2]
         staged = stage_fresh(tensor)
         if state is not None and staged.words is not None and staged.words.nbytes:
-            self._copies[id(tensor)] = (weakref.ref(tensor), state, staged)
-            self._copies.move_to_end(id(tensor))
-            while len(self._copies) > REUSED_COPIES:
-                self._copies.popitem(last=False)
+            self._remember(tensor, state, staged)
         return staged
+
+    def _remember(self, tensor: torch.Tensor, state: tuple[Any, ...], staged: Staged) -> None:
+        self._copies[id(tensor)] = (weakref.ref(tensor), state, staged)
+        self._copies.move_to_end(id(tensor))
+        for number in [number for number, (reference, _, _) in self._copies.items() if reference() is None]:
+            del self._copies[number]
+        while len(self._copies) > 1 and (len(self._copies) > REUSED_COPIES or self._num_bytes() > REUSED_BYTES):
+            self._copies.popitem(last=False)
+
+    def _num_bytes(self) -> int:
+        return sum(staged.nbytes for _, _, staged in self._copies.values())
 
     @staticmethod
     def _is_current(known: _Copy, tensor: torch.Tensor, state: Optional[tuple[Any, ...]]) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -107,9 +107,10 @@ class Tape:
         staged: Staged,
         *,
         ordinal: int = 0,
+        order: Optional[int] = None,
         extra: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Hand a tensor that was copied before to the sink; the parts of a sparse one follow as path#part."""
+        """Hand a tensor that was copied before (at ``order``) to the sink; a sparse one's parts follow as path#part."""
         key = Key(
             place.step,
             place.micro,
@@ -135,7 +136,7 @@ class Tape:
             layout=staged.layout,
             device=staged.device,
             requires_grad=staged.requires_grad,
-            order=self.tick(),
+            order=self.tick() if order is None else order,
             tier=self.plan.tier(place.scope),
             nbytes=staged.nbytes,
             reason=staged.reason,
@@ -163,6 +164,13 @@ class Tape:
         with self._lock:
             self._stager.forget()
             self.sink.end_step(step)
+
+    def guard(self, what: str, action: Callable[..., Any], *arguments: Any) -> None:
+        """Run our own work inside the user's: an error of ours becomes a note."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            self.excuse(what, error)
 
     def excuse(self, where: str, error: BaseException) -> None:
         """An error of our own inside the user's run: training goes on, the dump says what is missing."""

@@ -8,6 +8,7 @@ inputs and the module's outputs are its results, and an error inside a child can
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,16 +109,18 @@ class Executor:
         self._set_buffers(node, module, style)
         module.train(self._training(node))
         force = _Forcing(self, node, inside, style, result, plan)
-        force.install()
+        force.install(module)
         with _environment(node.call, style), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            arguments = self.build(node.call.arguments, node.inputs, style, result, -1)
+            arguments, tensors = self.build(node.call.arguments, node.inputs, style, result, -1, {})
             before = torch.get_rng_state()
             with _naming_errors("forward", style):
                 output = module(*arguments["args"], **arguments["kwargs"])
             result.random = not torch.equal(before, torch.get_rng_state())
             result.output, leaves = flatten(output, is_tensor)
             result.outputs = dict(leaves)
+            written = [path for path, record in node.outputs.items() if is_written(path, record)]
+            result.outputs.update({path: tensors[path.partition(".")[2]] for path in written})
             result.buffers = {name: value for name, value in module._buffers.items() if value is not None}
             if finish is not None:
                 with _naming_errors("backward", style):
@@ -125,21 +128,41 @@ class Executor:
         return result
 
     def build(
-        self, tree: Tree, records: Mapping[str, TensorRecord], style: Style, result: Execution, child: int
-    ) -> Any:
-        """Build recorded arguments or outputs again; with gradients, floating tensors become leaves."""
+        self,
+        tree: Tree,
+        records: Mapping[str, TensorRecord],
+        style: Style,
+        result: Execution,
+        child: int,
+        known: Mapping[str, torch.Tensor],
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Recorded arguments or outputs, built again, and their tensors by path; with gradients, floating tensors
+        become leaves. ``known``: tensors that these may be or may have written into, by the name of their origin.
+        """
         tensors: dict[str, torch.Tensor] = {}
+        origins = dict(known)
         for path, record in records.items():
-            tensor = self.load(record, style)
-            if style.gradients and record.requires_grad and tensor.dtype.is_floating_point:
-                leaf = tensor.detach().requires_grad_()
-                result.leaves[child, path] = leaf
-                tensor = leaf.clone()
-            tensors[path] = tensor
+            same, written = (origins.get(str(record.extra.get(kind))) for kind in ("same_as", "overwrites"))
+            if same is not None:
+                tensors[path] = same
+            else:
+                tensors[path] = self._build_leaf(record, style, result, child, path)
+                if written is not None:
+                    # the caller may go on with the argument instead of what is returned
+                    tensors[path] = _write(written, tensors[path])
+            origins[join("output" if child >= 0 else "input", path)] = tensors[path]
         try:
-            return rebuild(tree, tensors, self._resolve, torch_value)
+            return rebuild(tree, tensors, self._resolve, torch_value), tensors
         except Unbuildable as error:
             raise NotReplayable(str(error)) from error
+
+    def _build_leaf(self, record: TensorRecord, style: Style, result: Execution, child: int, path: str) -> torch.Tensor:
+        tensor = self.load(record, style)
+        if style.gradients and record.requires_grad and tensor.dtype.is_floating_point:
+            leaf = tensor.detach().requires_grad_()
+            result.leaves[child, path] = leaf
+            return leaf.clone()
+        return tensor
 
     def load(self, record: TensorRecord, style: Style) -> torch.Tensor:
         """A recorded tensor as this style computes with it. Raises NotReplayable."""
@@ -196,13 +219,15 @@ class _Forcing:
         for index, child in sorted(enumerate(self._children), key=lambda pair: pair[1].call.enter):
             self._waiting.setdefault(child.scope, []).append(index)
 
-    def install(self) -> None:
+    def install(self, executed: nn.Module) -> None:
+        """Replace the children's forward; a module that calls itself runs its own code once, then it is a child."""
         for scope in self._waiting:
             module = self._inside.get(scope)
             if module is None:
                 continue
             module._forward_hooks.clear()
-            module.forward = self._make_forward(scope, module.forward)
+            forward = self._make_forward(scope, module.forward)
+            module.forward = _after_first(module.forward, forward) if module is executed else forward
 
     def _make_forward(self, scope: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -256,15 +281,36 @@ class _Forcing:
 
     def _answer(self, index: int, given: Mapping[str, torch.Tensor]) -> Any:
         child = self._children[index]
-        output = self._executor.build(child.call.output, child.outputs, self._style, self._result, index)
-        aliases = {path: str(record.extra.get("same_as", "")) for path, record in child.outputs.items()}
-        changed = {path: source for path, source in aliases.items() if source in given}
-        if list(child.outputs) == [""] and "" in changed:
-            # an in-place module: its caller may go on with the argument instead of the returned tensor
-            target = given[changed[""]]
-            with contextlib.suppress(RuntimeError):
-                return target.copy_(output)
-        return output
+        known = {join("input", path): tensor for path, tensor in given.items()}
+        return self._executor.build(child.call.output, child.outputs, self._style, self._result, index, known)[0]
+
+
+def is_written(path: str, record: TensorRecord) -> bool:
+    """Whether an output record is an argument as the call left it, which it did not return."""
+    return path.partition(".")[0] == "written" and record.extra.get("overwrites") == join(
+        "input", path.partition(".")[2]
+    )
+
+
+def _write(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What an in-place child does to its argument; where torch does not let us, its result stands alone."""
+    if target.shape != value.shape:
+        return value
+    try:
+        return target.copy_(value)
+    except RuntimeError:
+        return value
+
+
+def join(prefix: str, path: str) -> str:
+    """One path part in front of another, which may be empty."""
+    return f"{prefix}.{path}" if path else prefix
+
+
+def _after_first(first: Callable[..., Any], later: Callable[..., Any]) -> Callable[..., Any]:
+    """The one function on the first call, the other on all later ones."""
+    functions = itertools.chain([first], itertools.repeat(later))
+    return lambda *args, **kwargs: next(functions)(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -18,10 +18,12 @@ from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
 from precision_align.replay.execution import Execution, Executor, Recorded, Style
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
+from precision_align.replay.noise import RoundingNoise
 from precision_align.replay.randomness import judge_dropout
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.scales import (
     DRAWS,
+    STEP,
     estimate_scale,
     find_scale,
     is_exact,
@@ -44,6 +46,7 @@ from precision_align.storage.base import Dump
 
 TIE_PAIRS = 16  # changes, each with its opposite: a tie within one rounding stays hidden with a chance of 1e-13
 TIE_TRIAL = 4  # pairs after which most ties must have shown: else these are no ties
+TIE_FEW = 8  # up to so many stay in the game: of a handful, chance may hide all that long
 # What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
 # leaves 0.7 and more.
 MODE_RESIDUAL = 0.1
@@ -258,7 +261,7 @@ class _Judging:
         """Whether products in another arithmetic explain the error: then it is a mode, not a fault."""
         if actual.shape != golden.shape:
             return judgement
-        error = float(np.linalg.norm(np.nan_to_num(actual - golden)))
+        error = _measure_distance(actual, golden)
         best: tuple[float, str] = (MODE_RESIDUAL, "")
         for arithmetic in ARITHMETICS:
             mode = ArithmeticMode(arithmetic)
@@ -266,7 +269,7 @@ class _Judging:
             value = _pick(self._replayer.rerun(self._node, style, self._native, self._backward), child, path)
             if value is None or not mode.count or error == 0:
                 continue
-            left = float(np.linalg.norm(np.nan_to_num(actual - to_array(value)))) / error
+            left = _measure_distance(actual, to_array(value)) / error
             best = min(best, (left, arithmetic.text))
         if not best[1]:
             return judgement
@@ -298,8 +301,9 @@ class _Judging:
         if self._draws is None:
             self._draws = []
             for seed in range(DRAWS):
-                change = perturb(torch.Generator().manual_seed(seed))
-                style = Style(golden=True, change=change, gradients=self._backward)
+                generator = torch.Generator().manual_seed(seed)
+                noise = RoundingNoise(generator, STEP)
+                style = Style(True, change=perturb(generator), gradients=self._backward, arithmetic=noise)
                 self._draws.append(self._replayer.rerun(self._node, style, self._native, self._backward))
         return self._draws
 
@@ -333,9 +337,14 @@ class _Judging:
                     open_ &= to_array(value) == native
             if not open_.any():
                 return True
-            if seed + 1 == TIE_TRIAL and np.count_nonzero(open_) > np.count_nonzero(differing) / 2:
+            if seed + 1 == TIE_TRIAL and np.count_nonzero(open_) > max(np.count_nonzero(differing) / 2, TIE_FEW):
                 return False
         return False
+
+
+def _measure_distance(left: Array, right: Array) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
 
 
 def _scale_noise(generator: torch.Generator, unit: float) -> Callable[[torch.Tensor], torch.Tensor]:

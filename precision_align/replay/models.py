@@ -191,6 +191,20 @@ def _list_arguments(kind: type) -> list[str]:
 
 def _construct(kind: type, values: Mapping[str, Any], recorded: set[str]) -> nn.Module:
     """Call the constructor with the recorded attributes of its argument names; then set all attributes."""
+    module = _call_constructor(kind, values, recorded)
+    for name, value in values.items():
+        if name not in ("training", "bias"):
+            module.__dict__[name] = value
+    for name in _OPTIONAL_PARAMETERS:
+        if name in module._parameters and name not in recorded:
+            module._parameters[name] = None
+    for name in _OPTIONAL_BUFFERS:
+        if name in module._buffers and name not in recorded:
+            module._buffers[name] = None
+    return module
+
+
+def _call_constructor(kind: type, values: Mapping[str, Any], recorded: set[str]) -> nn.Module:
     names = _list_arguments(kind)
     arguments = {name: values[name] for name in names if name in values}
     if not arguments.get("proj_size", 1):
@@ -201,13 +215,7 @@ def _construct(kind: type, values: Mapping[str, Any], recorded: set[str]) -> nn.
         module: nn.Module = kind(**arguments)
     except Exception as error:
         raise NotReplayable(f"{kind.__name__} cannot be built from its recorded attributes: {error}") from error
-    for name, value in values.items():
-        if name not in ("training", "bias"):
-            module.__dict__[name] = value
-    for name in _OPTIONAL_PARAMETERS:
-        if name in module._parameters and name not in recorded:
-            module._parameters[name] = None
-    for name in _OPTIONAL_BUFFERS:
-        if name in module._buffers and name not in recorded:
-            module._buffers[name] = None
+    unknown = [name for name in names if name not in values and callable(getattr(module, name, None))]
+    if unknown:
+        raise NotReplayable(f"what {kind.__name__} was given as {unknown[0]} is code, which is not recorded")
     return module

@@ -11,17 +11,12 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.trees import Tree
 from precision_align.numerics.limits import U32
 from precision_align.replay.arguments import describe_leaf, list_differences, pair_leaves
-from precision_align.replay.execution import Execution, Recorded
+from precision_align.replay.execution import Execution, Recorded, join
 from precision_align.replay.replayability import NotReplayable
 
 Slot = tuple[int, str, Optional[TensorRecord]]  # child call (-1: the call itself), path, the candidate's record
 
 ROUNDINGS = 16.0  # of a number computed from a tensor in its own dtype: a reduction and a few operations after it
-
-
-def join(prefix: str, path: str) -> str:
-    """One path part in front of another, which may be empty."""
-    return f"{prefix}.{path}" if path else prefix
 
 
 def list_forward_slots(node: Recorded, native: Execution) -> list[Slot]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
 SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
+SHOWN_OTHERS = 50  # a run in which everything fails; the table has them all
 PRINTED_ROWS = 100  # on paper and without JavaScript: enough to see the pattern, two or three pages
 
 # the gauge runs from 1/100 of the limit to 1000 times it, on a logarithmic scale
@@ -195,7 +196,6 @@ def _pack_page(report: Findings) -> dict[str, Any]:
         "texts": texts,
         "records": pack_records(report.records),
         "origin": find_record(report, report.first),
-        "frontier": [find_record(report, found) for found in report.frontier],
         "curves": [encode_curve(curve) for curve in report.curves],
     }
 
@@ -208,10 +208,12 @@ def say_raw(language: str, key: str) -> str:
 def _describe(report: Findings) -> dict[str, Any]:
     total = total_coverage(report)
     runs = compare_runs(report.reference, report.candidate)
+    others = [found for found in report.frontier if found != report.first]
     both = bool(report.reference) and bool(report.candidate)
     return {
         "first": None if report.first is None else _describe_divergence(report.first),
-        "others": [_describe_divergence(found) for found in report.frontier if found != report.first],
+        "others": [_describe_divergence(found) for found in others[:SHOWN_OTHERS]],
+        "unshown": max(len(others) - SHOWN_OTHERS, 0),
         "counts": count_statuses(report.records),
         "severity": SEVERITY,
         "coverage": report.coverage,

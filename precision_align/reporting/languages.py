@@ -177,6 +177,7 @@ _PAGE = {
         "Each failed on its own, not because an earlier one fed it. Fix the first one first.",
         "以下各处均独立失败，并非由更早的偏离引起。请先修复第一处。",
     ),
+    "page.frontier.rest": ("{count} more are in the table.", "另有 {count} 处，见下表。"),
     "page.curves": ("Curves", "曲线"),
     "page.curve.parts": (
         "{name}: the two runs part at step {step}, beyond a band of {band}.",

@@ -23,7 +23,7 @@ from precision_align.reporting.serialization import (
     encode_free,
 )
 
-_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml")
+_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv")
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ class Report(Findings):
         return encode_findings(self)
 
     def save(self, path: str | os.PathLike[str], *, language: str = "en") -> Path:
-        """Write the report in the form its suffix names: .json, .html, .md (for an issue) or .xml (JUnit).
+        """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv.
 
         The file appears whole or not at all. Raises UsageError (unknown suffix, folder missing, no permission),
         StorageFull, Unavailable (HTML without jinja2). Returns the path written.
@@ -122,7 +122,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() not in _SUFFIXES:
         raise UsageError(
             f"{target}: the suffix {target.suffix!r} names no form of report; "
-            "use .json, .html, .md (Markdown) or .xml (JUnit)"
+            "use .json, .html, .md (Markdown), .xml (JUnit) or .csv (the table)"
         )
     if target.is_dir():
         raise UsageError(f"{target} is a folder; name a file in it")
@@ -142,6 +142,10 @@ def _render(report: Report, suffix: str, language: str) -> str:
         from precision_align.reporting.junit import render_junit
 
         return render_junit(report)
+    if suffix == ".csv":
+        from precision_align.reporting.sheets import render_csv
+
+        return render_csv(report)
     from precision_align.reporting.html import render_html
 
     return render_html(report, language=language)

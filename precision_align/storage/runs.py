@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,14 @@ def write_run(folder: Path, run: Run) -> None:
     }
     content["digest"] = _digest(content)
     temporary = folder / (layout.RUN_FILE + layout.UNFINISHED)
-    with os.fdopen(create_file(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="ascii") as file:
-        file.write(json.dumps(content, allow_nan=False, indent=1))
-    temporary.replace(folder / layout.RUN_FILE)
+    try:
+        with os.fdopen(create_file(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="ascii") as file:
+            file.write(json.dumps(content, allow_nan=False, indent=1))
+        temporary.replace(folder / layout.RUN_FILE)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_run(folder: Path) -> Run | None:

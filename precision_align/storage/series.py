@@ -19,6 +19,7 @@ class SeriesFile:
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self._note = note
         self._file = -1
+        self._torn = False
         path = folder / layout.SERIES_FILE
         try:
             self._file = create_file(path, os.O_RDWR | os.O_APPEND)
@@ -29,14 +30,18 @@ class SeriesFile:
             self._note(f"{path.name} could not be opened: {error}")
 
     def append(self, point: Point) -> None:
-        """Write one point."""
+        """Write one point. After a failure (a full disk) the next one is tried again, on a new line."""
         if self._file < 0:
             return
+        line = (encode_point(point) + "\n").encode("ascii")
+        line = b"\n" + line if self._torn else line
         try:
-            os.write(self._file, (encode_point(point) + "\n").encode("ascii"))
+            self._torn = os.write(self._file, line) < len(line)
+            reason = "the disk is full"
         except OSError as error:
-            self._note(f"{layout.SERIES_FILE} lacks values from step {point.step} on: {error.strerror}")
-            self.close()
+            self._torn, reason = True, str(error.strerror)
+        if self._torn:
+            self._note(f"{layout.SERIES_FILE} lacks a value of step {point.step}: {reason}")
 
     def close(self) -> None:
         """Close the file."""

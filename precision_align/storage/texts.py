@@ -45,9 +45,9 @@ def _plain(value: Any) -> Any:
 def _plain_scalar(value: Any) -> Any:
     if isinstance(value, (str, bool, int)):  # subclasses: our terms, other enums
         return str(value) if isinstance(value, str) else int(value)
-    item = getattr(value, "item", None)  # NumPy and 0-d tensor scalars
-    if callable(item) and getattr(value, "ndim", None) == 0:
-        return _plain(item())
+    tolist = getattr(value, "tolist", None)  # NumPy scalars and arrays, tensors
+    if callable(tolist):
+        return _plain(tolist())
     return str(value)
 
 

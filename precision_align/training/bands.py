@@ -12,7 +12,7 @@ Without repeated runs the band has two parts, and the wider one holds at each st
 * Three times the largest difference of the 16 steps before: long runs are chaotic, and their differences outgrow any
   law while staying free of a trend. A fault shows as a jump against this past, or as a lasting one-sided difference.
 
-Where nothing says which dtype the runs computed in, c is estimated. If the first three common steps agree to float32
+Where nothing says which dtype the runs computed in, c is estimated. If the first five common steps agree to float32
 round-off, the runs are float32's: 16-bit ones do so by chance less than once in 10^5. c is eight times the median
 difference of the first eight common steps, at least float32's c and at most 16 times that for float32 runs, at most
 bfloat16's c for others: there, a fault that acts from the first step on and stays under it is not told from 16-bit
@@ -33,7 +33,7 @@ from precision_align.core.errors import UsageError
 ENVELOPE_FACTOR = 3.0  # of the largest difference seen in equal runs; no false alarm in facts 4.7
 ENVELOPE_REACH = 6  # steps on each side over which a repeated run's difference counts: a late crossing hides the spread
 PAST = 16  # steps of the candidate's own past that widen the band
-FIRST = 3  # steps that show float32 by agreeing to its round-off
+FIRST = 5  # steps that show float32 by agreeing to its round-off
 JUMP_LIMIT = 100.0  # by which a jump of the reference widens the band at most
 EARLY = 8  # steps the law is estimated from where they do not
 LAW_LIMIT = 0.02  # two lasting percent are never round-off: the common acceptance rule for long trainings is 1 %

@@ -30,6 +30,8 @@ _MAX_LINE = 20_000  # characters searched in one line: a log line is shorter, a 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The numbered lines of a text file, terminal colours removed. Raises DumpNotFound, LogUnreadable."""
+    if path.exists() and not path.is_file():
+        raise LogUnreadable(f"{path} is no regular file; a log is read more than once, so save it to a file first")
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             for number, line in enumerate(file, 1):

@@ -113,9 +113,9 @@ def find_shift(reference: Array, candidate: Array) -> int | None:
     reference's with a correlation over 0.9 and not the unshifted one's (under 0.5). Positive: the candidate sees the
     batches that many steps earlier. Both arrays float64 of one length, on common, evenly spaced steps.
     """
-    left, right = np.diff(reference), np.diff(candidate)
-    if len(left) < _SHIFT_POINTS + _SHIFTS or not (np.isfinite(left).all() and np.isfinite(right).all()):
+    if len(reference) <= _SHIFT_POINTS + _SHIFTS or not np.isfinite([reference, candidate]).all():
         return None
+    left, right = np.diff(reference), np.diff(candidate)
     if _correlate(left, right) > 0.5:
         return None
     scores = {shift: _correlate_shifted(left, right, shift) for shift in range(-_SHIFTS, _SHIFTS + 1) if shift}

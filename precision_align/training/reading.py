@@ -42,6 +42,8 @@ def read_series(
     :func:`~precision_align.training.series.build_series`; ``role``: what messages call values that have no path.
     Raises DumpError (unreadable, nothing there), UsageError.
     """
+    if not name.strip():
+        raise UsageError("the name of the series is empty; give one such as 'loss' or 'grad norm'")
     if isinstance(source, Series):
         return source
     if not isinstance(source, (str, os.PathLike)):

@@ -151,6 +151,17 @@ def test_unexpected_error_is_one_line_and_traceback_on_request(command: Any) -> 
     assert "Traceback (most recent call last)" in long.err
 
 
+def test_missing_package_is_named(command: Any) -> None:
+    code = (
+        "import sys; sys.modules['h5py'] = None; from precision_align.cli import app; "
+        "sys.exit(app.main(['show', 'x', '--lang', 'en']))"
+    )
+    outcome = command.launch([sys.executable, "-c", code], (), {})
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err == "error [PA300] this needs h5py, which is not installed: pip install h5py\n"
+    assert app.find_missing_package(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+
+
 def test_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from precision_align.cli import report
 

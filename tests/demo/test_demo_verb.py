@@ -74,6 +74,7 @@ def assert_verbs_work_on_its_files(folder: Path) -> None:
         (["--steps", "many"], "steps"),
         (["--fault", "nonsense"], "nonsense"),
         (["--fault", "melt@blocks.0"], "melt"),
+        (["--fault", "scale@blocks.9.mlp.down"], "No module of the model fits"),
     ],
 )
 def test_mistakes_are_told_before_any_work(tmp_path: Path, words: list[str], message: str) -> None:
@@ -81,7 +82,7 @@ def test_mistakes_are_told_before_any_work(tmp_path: Path, words: list[str], mes
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:

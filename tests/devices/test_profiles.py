@@ -83,6 +83,12 @@ def test_saturation_replaces_infinity_and_nan(npu: None) -> None:
     assert compute_on(saturating, lambda x: x / x, large).tolist() == [1, 1, 0]
 
 
+def test_a_saturating_device_saturates_when_it_narrows_inputs(npu: None) -> None:
+    large, one = torch.full((1, 1), 1e6), torch.ones(1, 1)
+    assert compute_on(replace(PLAIN, matmul_inputs="float16"), torch.mm, large, one).item() == float("inf")
+    assert compute_on(PROFILES["ascend910"], torch.mm, large, one).item() == 65504
+
+
 def test_subnormal_results_are_flushed(npu: None) -> None:
     tiny = torch.tensor([2.0**-126, 2.0**-120])
     assert compute_on(replace(PLAIN, subnormals="flush"), lambda x: x * 0.5, tiny).tolist() == [0.0, 2.0**-121]
@@ -191,7 +197,13 @@ def test_all_problems_of_a_profile_file_are_told_at_once(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"k_block = [", "not TOML"), (b"\xff\xfe", "cannot be read"), (None, "cannot be read"), (b"base = 3", "base"), (b"base = []", "base")],
+    [
+        (b"k_block = [", "not TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (None, "cannot be read"),
+        (b"base = 3", "base"),
+        (b"base = []", "base"),
+    ],
 )
 def test_a_profile_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "broken.toml"

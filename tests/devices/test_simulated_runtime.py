@@ -69,6 +69,14 @@ def write_to_out(device: str) -> Any:
     return empty, loss
 
 
+def mix_with_numbers(device: str) -> Any:
+    values = torch.randn(3, 3).to(device).requires_grad_()
+    picked = torch.take_along_dim(values, torch.zeros(3, 3, dtype=torch.long, device=device), 1)
+    loss = F.multilabel_soft_margin_loss(values, torch.ones(3, 3, device=device)) + (1 - values).sum() + picked.sum()
+    loss.backward()
+    return loss, values.grad, values % 2, torch.arange(3, device=device) * 0.5
+
+
 def sort_and_count(device: str) -> Any:
     numbers = torch.tensor([3, 1, 2, 1], device=device)
     return numbers.topk(2), numbers.sort(), numbers.unique(), numbers.nonzero(), numbers.bincount()
@@ -161,9 +169,10 @@ def pack_sequences(device: str) -> Any:
 
 
 SAME_ON_BOTH = [
-    index_and_mask, views_in_place, views_in_place_with_gradient, reshape_in_place, write_to_out, sort_and_count,
-    decompose, transform, draw, low_types, multiply_integers, zero_gradient, vectorise, recompute, recompute_reentrant,
-    encode_without_gradient, infer, copy_deeply, count_embeddings, lose_on_sequences, pack_sequences,
+    index_and_mask, views_in_place, views_in_place_with_gradient, reshape_in_place, write_to_out, mix_with_numbers,
+    sort_and_count, decompose, transform, draw, low_types, multiply_integers, zero_gradient, vectorise, recompute,
+    recompute_reentrant, encode_without_gradient, infer, copy_deeply, count_embeddings, lose_on_sequences,
+    pack_sequences,
 ]  # fmt: skip
 
 

@@ -91,10 +91,19 @@ WRONG = {
     "unknown status": (ROW.replace('"verified"', '"sure"'), "status: is 'sure', must be one of verified"),
     "unknown autograd": (ROW + "autograd = 'maybe'\n", "autograd: is 'maybe'"),
     "unknown dtype": (ROW + "dtypes = ['fp16']\n", "dtypes: 'fp16' is no torch dtype"),
-    "evidence is text": (ROW.replace('[{ where = "repository@commit:path", on = "source read" }]', '"x"'), "evidence: is 'x'"),
-    "evidence without a place": (ROW.replace('where = "repository@commit:path", ', ""), "evidence[0]: where: is missing"),
+    "evidence is text": (
+        ROW.replace('[{ where = "repository@commit:path", on = "source read" }]', '"x"'),
+        "evidence: is 'x'",
+    ),
+    "evidence without a place": (
+        ROW.replace('where = "repository@commit:path", ', ""),
+        "evidence[0]: where: is missing",
+    ),
     "evidence with a bad date": (ROW.replace('on = "s', 'when = "2026-13", on = "s'), "when: is '2026-13'"),
-    "evidence is a number": (ROW.replace('{ where = "repository@commit:path", on = "source read" }', "7"), "evidence[0]: is 7"),
+    "evidence is a number": (
+        ROW.replace('{ where = "repository@commit:path", on = "source read" }', "7"),
+        "evidence[0]: is 7",
+    ),
     "bad version": (ROW + "versions = { since = ['2.9'] }\n", "since: '2.9' is not a torch_npu version"),
     "unknown rule": (ROW + "rule = { name = 'lenient', reason = 'x' }\n", "rule: name: no rule is called 'lenient'"),
     "rule without a reason": (ROW + "rule = { name = 'exact' }\n", "rule: reason: is missing"),

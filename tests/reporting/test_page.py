@@ -95,9 +95,8 @@ def test_search_filters_rows_and_slash_reaches_it(findings: ModuleType, open_rep
     page = open_report(findings.make_diverged()).page
     assert shown_count(page) == "176 records"
     page.keyboard.press("/")
-    page.keyboard.type("h.3 gelu")
-    wait_for_text(page, "#shown", " of ")
-    assert shown_count(page) == "4 of 176"
+    page.keyboard.type("h.3 gelu", delay=30)  # each letter is handled before the next, the blank too
+    wait_for_text(page, "#shown", "^4 of 176$")
     assert set(visible_rows(page)) == {"transformer.h.3.mlp.gelu"}
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
@@ -261,6 +260,23 @@ def test_paper_and_no_script_still_tell_the_story(findings: ModuleType, browser:
     assert page.locator(".printed").is_visible()
     assert not page.locator(".top").is_visible()
     context.close()
+
+
+def test_a_run_in_which_everything_fails_stays_readable(findings: ModuleType, open_report: Any) -> None:
+    many = [findings.make_divergence(f"model.layers.{layer}") for layer in range(3000)]
+    page = open_report(findings.make_diverged(first=many[0], frontier=many)).page
+    assert page.locator(".other").count() == 50
+    assert "2949 more are in the table." in page.inner_text("#frontier")
+
+
+def test_dark_pages_print_on_white(findings: ModuleType, open_report: Any) -> None:
+    page = open_report(findings.make_diverged(), scheme="dark").page
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.get_attribute("html", "data-theme") == "dark"
 
 
 def make_large(findings: ModuleType, count: int) -> Report:

@@ -212,7 +212,7 @@ def test_damage_names_its_place(findings: ModuleType, place: tuple[Any, ...], va
 
 
 def test_unknown_suffix_lists_the_known(findings: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"\.json, \.html, \.md \(Markdown\) or \.xml"):
+    with pytest.raises(UsageError, match=r"\.json, \.html, \.md \(Markdown\), \.xml"):
         findings.make_aligned().save(tmp_path / "report.pdf")
 
 

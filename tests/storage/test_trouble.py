@@ -152,6 +152,41 @@ def test_a_disk_that_was_full_from_the_start(small_disk: Path, make_info: Any, m
         assert len(dump.series) == 2
 
 
+def test_a_series_goes_on_after_a_failed_and_after_a_short_write(
+    tmp_path: Path, make_info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, real = Hdf5Sink(tmp_path / "d", make_info()), os.write
+
+    def write(file: int, data: bytes) -> int:
+        if b'"step": 1' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data[:20]) if b'"step": 3' in data else real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    for step in range(6):
+        sink.put_point(Point(step, 0, "loss", float(step)))
+    monkeypatch.undo()
+    lines = (tmp_path / "d" / "rank00000" / "series.jsonl").read_text().split("\n")
+    assert [line for line in lines if line.endswith("}")] == [line for line in lines if len(line) > 20]
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert [point.step for point in dump.series] == list(range(6))  # the others come from the part file
+        assert any("lacks a value of step 1" in note for note in dump.notes)
+        assert any("lacks a value of step 3" in note for note in dump.notes)
+
+
+def test_no_half_written_run_file_stays(tmp_path: Path, make_info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    monkeypatch.setattr(Path, "replace", refuse)
+    sink.close(make_info(run="run-2"))
+    monkeypatch.undo()
+    assert sorted(path.name for path in (tmp_path / "d" / "rank00000").iterdir()) == ["run.json", "series.jsonl"]
+    assert open_dump(tmp_path / "d").info.run == "run-1"
+
+
 def test_what_counts_as_a_full_disk() -> None:
     assert is_disk_full(OSError(errno.ENOSPC, "x"))
     assert is_disk_full(RuntimeError("Unable to flush (errno = 28, error message = 'No space left on device')"))

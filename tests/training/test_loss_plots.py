@@ -6,7 +6,7 @@ import math
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precision_align.training.curves import compare_losses
@@ -56,6 +56,7 @@ def test_values_that_are_not_finite_are_marked() -> None:
     assert "N" in lines[1]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), min_size=1, max_size=40),
     st.lists(st.floats(allow_nan=True, allow_infinity=True, width=64), min_size=1, max_size=40),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from precision_align.core.errors import DumpNotFound, LogUnreadable, NothingInCommon, UsageError
+from precision_align.core.errors import DumpNotFound, LogUnreadable, NothingInCommon, PrecisionAlignError, UsageError
 from precision_align.core.keys import Key
-from precision_align.core.records import Point, RunInfo
-from precision_align.core.terms import Pass
+from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.training.curves import compare_losses
 from precision_align.training.reading import read_series
 
@@ -239,6 +242,12 @@ def test_equal_values_of_several_ranks_are_merged(tmp_path: Path) -> None:
     assert any("merged" in note for note in series.notes)
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_series_needs_a_name(name: str) -> None:
+    with pytest.raises(UsageError, match="name"):
+        compare_losses([(0, 1.0)], [(0, 1.0)], name=name)
+
+
 def test_missing_file_and_missing_series(tmp_path: Path) -> None:
     with pytest.raises(DumpNotFound, match="nowhere"):
         read_series(tmp_path / "nowhere.log")
@@ -292,16 +301,51 @@ def test_infinity_against_nan_parts() -> None:
     assert compare_losses(left, right).onset == 5
 
 
+@pytest.mark.parametrize("suffix", [".log", ".csv", ".jsonl", ".json", ".tsv"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.lists(
+            st.sampled_from(
+                ["step", "loss", "1", "2.5", ",", "\n", "{", "}", "[", "]", '"', ":", " ", "nan", "1e999", "-"]
+            ),
+            max_size=60,
+        ).map(lambda parts: "".join(parts).encode()),
+    )
+)
+def test_any_bytes_give_a_series_or_our_error(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"any{suffix}"
+    path.write_bytes(content)
+    try:
+        series = read_series(path)
+    except PrecisionAlignError as error:
+        message = str(error)
+    else:
+        message = str(path)
+        assert list(series.steps) == sorted(set(series.steps))
+        assert len(series.values) == len(series.steps)
+    assert str(path) in message
+
+
+def test_a_file_that_can_be_read_once_only_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.log")
+    with pytest.raises(LogUnreadable, match="regular file"):
+        read_series(tmp_path / "pipe.log")
+
+
 class SmallDump:
-    """The part of a dump that holds series."""
+    """The part of a dump that a series is read from: one output of some dtype, and points."""
 
-    def __init__(self, points: list[Point]) -> None:
-        self.info = RunInfo("r", "", 0, 1, "cpu")
-        self.infos, self.records, self.calls, self.notes = [self.info], [], [], []
+    def __init__(self, points: list[Point], dtype: str = "float32", autocast: str = "") -> None:
+        key = Key(0, 0, 0, Source.MODULE, "head", 0, Pass.FIRST, "", 0, Phase.FORWARD, Role.OUTPUT, "")
+        tree = {"kind": "scalar", "value": None}
+        cast = {"npu": autocast} if autocast else {}
         self.series = points
-
-    def payload(self, key: Key) -> None:
-        raise KeyError(key, Pass.FIRST)
+        self.records = [TensorRecord(key, dtype, (2,), (1,), "strided", "cpu", True, 0, Tier.FULL)]
+        self.calls = [
+            Call(0, 0, 0, "head", 0, Pass.FIRST, "Head", 0, -1, 0, 1, True, True, True, tree, tree, None, cast)
+        ]
 
 
 def test_micro_batches_of_a_dump_are_averaged() -> None:
@@ -311,3 +355,20 @@ def test_micro_batches_of_a_dump_are_averaged() -> None:
     assert any("mean" in note for note in series.notes)
     with pytest.raises(LogUnreadable, match="'loss'"):
         read_series(dump, "gnorm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "precision"),
+    [
+        ("float32", "", "float32"),
+        ("bfloat16", "", "bfloat16"),
+        ("float32", "torch.bfloat16", "bfloat16"),
+        ("int64", "", ""),
+    ],
+)
+def test_the_band_follows_the_dtype_of_the_dumps(dtype: str, autocast: str, precision: str) -> None:
+    dump = SmallDump([Point(step, 0, "loss", 2.0) for step in range(9)], dtype, autocast)
+    single = SmallDump(list(dump.series))
+    assert read_series(dump).precision == precision  # type: ignore[arg-type]
+    report = compare_losses(dump, single)  # type: ignore[arg-type]
+    assert report.band.precision == precision  # the lower of both sides, or unknown

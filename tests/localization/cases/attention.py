@@ -119,7 +119,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """``faults``: layer -> "part:what"."""
 
-    def __init__(self, faults: dict[int, str], d: int = 32, heads: int = 4, layers: int = 3) -> None:
+    def __init__(self, faults: dict[int, str], d: int = 32, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, d)
         self.layers = nn.ModuleList(Block(d, heads, faults.get(i, "")) for i in range(layers))
@@ -148,16 +148,20 @@ def _register(name: str, fault: str, first: str, site: str, source: str, dtype: 
     case(first, source, site=site)(build)
 
 
-for _dtype, _suffix in ((torch.float32, ""), (torch.bfloat16, "_bf16"), (torch.float16, "_fp16")):
-    _register(f"kv_heads_in_another_order{_suffix}", "attn:kv_order", "layers.1.attn", "inline", "anchors pilot", _dtype)
-    _register(f"scale_missing{_suffix}", "attn:scale", "layers.1.attn", "inline", "anchors pilot", _dtype)
-    if _dtype is not torch.bfloat16:  # 0.3 units in the last place here: below what the dtype can show
-        _register(f"scale_1_percent_off{_suffix}", "attn:scale_1pct", "layers.1.attn", "inline", "numerics 4.2", _dtype)
-    _register(f"mask_bidirectional{_suffix}", "attn:bidirectional", "layers.1.attn", "inline", "diffusers#14396", _dtype)
-    _register(f"mask_off_by_one{_suffix}", "attn:off_by_one", "layers.1.attn", "inline", "anchors pilot", _dtype)
-    _register(f"gate_and_up_swapped{_suffix}", "mlp:swap", "layers.1.mlp", "inline", "anchors pilot", _dtype)
-    _register(f"post_norm{_suffix}", "block:post_norm", "layers.1", "inline", "structure", _dtype)
-    _register(f"residual_dropped{_suffix}", "block:no_residual", "layers.1", "inline", "structure", _dtype)
+_BF16, _FP16 = torch.bfloat16, torch.float16
+_register("kv_heads_in_another_order", "attn:kv_order", "layers.1.attn", "inline", "anchors pilot")
+_register("kv_heads_in_another_order_bf16", "attn:kv_order", "layers.1.attn", "inline", "anchors pilot", _BF16)
+_register("scale_missing_fp16", "attn:scale", "layers.1.attn", "inline", "anchors pilot", _FP16)
+# in bf16 it is 0.3 units in the last place here: below what the dtype can show
+_register("scale_1_percent_off", "attn:scale_1pct", "layers.1.attn", "inline", "numerics 4.2")
+_register("scale_1_percent_off_fp16", "attn:scale_1pct", "layers.1.attn", "inline", "numerics 4.2", _FP16)
+_register("mask_bidirectional", "attn:bidirectional", "layers.1.attn", "inline", "diffusers#14396")
+_register("mask_bidirectional_bf16", "attn:bidirectional", "layers.1.attn", "inline", "diffusers#14396", _BF16)
+_register("mask_off_by_one_fp16", "attn:off_by_one", "layers.1.attn", "inline", "anchors pilot", _FP16)
+_register("gate_and_up_swapped", "mlp:swap", "layers.1.mlp", "inline", "anchors pilot")
+_register("gate_and_up_swapped_bf16", "mlp:swap", "layers.1.mlp", "inline", "anchors pilot", _BF16)
+_register("post_norm", "block:post_norm", "layers.1", "inline", "structure")
+_register("residual_dropped_bf16", "block:no_residual", "layers.1", "inline", "structure", _BF16)
 _register("mask_ignores_padding", "attn:ignores_padding", "layers.1.attn", "inline", "MiMo, DATA.09")
 _register("sliding_window_by_default", "attn:window", "layers.1.attn", "inline", "MiMo, DATA.09")
 _register("rope_base", "rope:base", "layers.1.attn.rope", "module", "Megatron#6585")
@@ -166,7 +170,7 @@ _register("rope_off_by_one", "rope:late", "layers.1.attn.rope", "module", "OpGua
 
 @case("layers.1.attn.rope", "Gemma 5, 7", site="module")
 def rope_angles_in_bf16(faulty: bool) -> Pair:
-    return make({1: "rope:bf16"} if faulty else {}, length=300)
+    return make({1: "rope:bf16"} if faulty else {}, length=200)
 
 
 class Packed(nn.Module):

@@ -109,10 +109,9 @@ def _register(fault: str, first: str, site: str, mode: str = "", dtype=torch.flo
 
 for _fault in ("no_second_term", "scaled", "zero", "one_row", "half"):
     _register(f"act:{_fault}", "layers.2.act", "module")
-for _fault in ("no_second_term", "zero", "one_row"):
-    _register(f"act:{_fault}", "layers.2.act", "module", dtype=torch.bfloat16)
-    _register(f"act:{_fault}", "layers.2.act", "module", mode="plain")
-    _register(f"act:{_fault}", "layers.2.act", "module", mode="reentrant")
+_register("act:no_second_term", "layers.2.act", "module", dtype=torch.bfloat16)
+_register("act:one_row", "layers.2.act", "module", mode="plain")
+_register("act:one_row", "layers.2.act", "module", mode="reentrant")
 for _fault in ("detached", "residual_detached", "reversed"):
     _register(f"layer:{_fault}", "layers.2", "inline")
 

@@ -68,8 +68,8 @@ class Layer(nn.Module):
 class Net(nn.Module):
     def __init__(self, fault: str) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3))
-        self.moe, self.head = nn.ModuleList(Layer(fault if i == 1 else "") for i in range(3)), nn.Linear(D, 4)
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
+        self.moe, self.head = nn.ModuleList(Layer(fault if i == 1 else "") for i in range(2)), nn.Linear(D, 4)
 
     def forward(self, x):
         total = 0.0
@@ -88,9 +88,12 @@ def _register(fault: str, first: str | None, site: str, phase: str = "forward", 
     case(first, "MoE reports", site=site, phase=phase)(build)
 
 
+for _fault in ("no_softmax", "no_bias", "bottom", "not_renormalised", "histogram"):
+    _register(f"router:{_fault}", "moe.1.router", "module")
+for _fault in ("capacity", "unweighted", "overwrites", "auxiliary"):
+    _register(f"layer:{_fault}", "moe.1", "inline")
+for _fault in ("no_bias", "not_renormalised"):
+    _register(f"router:{_fault}", "moe.1.router", "module", dtype=torch.bfloat16)
+_register("layer:capacity", "moe.1", "inline", dtype=torch.bfloat16)
 for _dtype in (torch.float32, torch.bfloat16):
-    for _fault in ("no_softmax", "no_bias", "bottom", "not_renormalised", "histogram"):
-        _register(f"router:{_fault}", "moe.1.router", "module", dtype=_dtype)
-    for _fault in ("capacity", "unweighted", "overwrites", "auxiliary"):
-        _register(f"layer:{_fault}", "moe.1", "inline", dtype=_dtype)
     _register("layer:order", None, "", "backward", dtype=_dtype)

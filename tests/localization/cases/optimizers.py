@@ -138,24 +138,3 @@ def clipping_misses_a_parameter(faulty: bool) -> Pair:
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
     model.opt = Clipping(model, faulty)
     return model, (torch.randn(10, 8),)
-
-
-class Scaler:
-    """Loss scaling undone in the step; ``fault``: divides by another scale."""
-
-    def __init__(self, model, fault: bool) -> None:
-        self.inner, self.model, self.fault = torch.optim.AdamW(model.parameters(), lr=1e-2), model, fault
-
-    def step(self):
-        for p in self.model.parameters():
-            p.grad.div_(2.0 if self.fault else 1.0)
-        self.inner.step()
-        self.inner.zero_grad()
-
-
-@case("0", "Adam hides a wrong gradient scale", site="optimizer", phase="step", or_note=True)
-def gradient_scale_in_step(faulty: bool) -> Pair:
-    torch.manual_seed(124)
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
-    model.opt = Scaler(model, faulty)
-    return model, (torch.randn(10, 8),)

@@ -97,7 +97,7 @@ class Renderer(nn.Module):
         part, _, what = fault.partition(":")
         torch.manual_seed(90)
         self.means = nn.Parameter(torch.randn(N, 3) * torch.tensor([0.8, 0.8, 0.1]))
-        self.scales = nn.Parameter(torch.randn(N, 2) * 0.2 - 2)
+        self.scales = nn.Parameter(torch.randn(N, 2) * 0.2 - 0.5)
         self.rotations = nn.Parameter(torch.randn(N, 2))
         self.opacity = nn.Parameter(torch.randn(N) * 3 + 2)
         self.harmonics = nn.Parameter(torch.randn(N, 4, 3) * 0.3)

@@ -564,3 +564,59 @@ class Empty(nn.Module):
 def integer_output_off_by_one(faulty: bool) -> Pair:
     torch.manual_seed(62)
     return Empty(int(faulty)), (torch.randn(4, 8),)
+
+
+class Cached(nn.Module):
+    """Its child writes into a cache that is an argument, and returns something else. ``fault``: one row too far."""
+
+    def __init__(self, fault: bool, other: bool) -> None:
+        super().__init__()
+        self.fc, self.store, self.head = nn.Linear(8, 8), Store(fault), nn.Linear(8, 2)
+        self.other = other
+
+    def forward(self, x):
+        cache = x.new_zeros(6, 8)
+        for t in range(3):
+            size = self.store(self.fc(x[t] * (1.0000001 if self.other else 1)), cache, t)
+        return self.head(cache[:4]) / size
+
+
+class Store(nn.Module):
+    def __init__(self, fault: bool) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, value, cache, t):
+        cache[t + int(self.fault and t == 2)] = value
+        return cache.shape[0]
+
+
+@case(None, "a cache written in place")
+def cache_written_in_place(faulty: bool) -> Pair:
+    torch.manual_seed(63)
+    return Cached(False, faulty), (torch.randn(3, 8),)
+
+
+@case("store", "a cache written in place, at the wrong row", call=2)
+def cache_written_at_the_wrong_row(faulty: bool) -> Pair:
+    torch.manual_seed(63)
+    return Cached(faulty, False), (torch.randn(3, 8),)
+
+
+class Ignores(nn.Module):
+    """Calls in-place modules for their effect and uses what they changed."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.fc, self.act, self.norm, self.factor = nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8), factor
+
+    def forward(self, x):
+        y = self.fc(x * self.factor)
+        self.act(y)
+        return self.norm(y * 2) + y
+
+
+@case(None, "in-place activation whose result is not used", phase="backward")
+def in_place_for_its_effect(faulty: bool) -> Pair:
+    torch.manual_seed(64)
+    return nn.Sequential(nn.Linear(8, 8), Ignores(1 + 1e-7 * faulty)), (torch.randn(5, 8),)

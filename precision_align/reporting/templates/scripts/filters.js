@@ -27,7 +27,7 @@ function select() {
 }
 
 function isFiltered() {
-  return Boolean(state.statuses.size || state.text || state.phase || state.step !== "" || state.module);
+  return Boolean(state.statuses.size || state.text.trim() || state.phase || state.step !== "" || state.module);
 }
 
 function readAddress() {

@@ -79,6 +79,14 @@ function switchLanguage() {
   drawCurves();
 }
 
+// ink on white, whatever the screen shows: canvases keep the colours they were drawn in
+let screenTheme = root.dataset.theme;
+function printLight(printing) {
+  if (printing) screenTheme = root.dataset.theme;
+  root.dataset.theme = printing ? "light" : screenTheme;
+  drawCurves();
+}
+
 async function copyText(button) {
   const label = button.innerHTML;
   try {
@@ -94,7 +102,7 @@ async function copyText(button) {
 let typing = 0;
 byId("search").addEventListener("input", (event) => {
   clearTimeout(typing);
-  typing = setTimeout(() => { state.text = event.target.value.trim(); refresh(); }, count > 20000 ? 150 : 0);
+  typing = setTimeout(() => { state.text = event.target.value; refresh(); }, count > 20000 ? 150 : 0);
 });
 for (const name of ["phase", "step"]) {
   byId(name).addEventListener("change", (event) => { state[name] = event.target.value; refresh(); });
@@ -131,6 +139,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   shortcuts[event.key]();
 });
+window.addEventListener("beforeprint", () => printLight(true));
+window.addEventListener("afterprint", () => printLight(false));
 window.addEventListener("hashchange", () => {
   if (!readAddress()) return;
   shown = select();

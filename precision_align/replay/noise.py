@@ -6,10 +6,10 @@ p (dp - sum(p dp)) = 0 for any inputs, and yet every build rounds both terms.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 
@@ -73,28 +73,31 @@ ROUNDING = frozenset(
 )
 
 
+class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, the floating result of every rounding operation is multiplied by 1 + step * N(0, 1)."""
+
+    def __init__(self, generator: torch.Generator, step: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator, self._step = generator, step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name.rstrip("_") not in ROUNDING:
+            return result
+        return _shake(result, self._generator, self._step, in_place=name.endswith("_"))
+
+
 def run_noisily(call: Callable[[], T], generator: torch.Generator, step: float) -> T:
-    """``call()`` with the floating result of every rounding operation times 1 + step * N(0, 1), backward too."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            name = func.overloadpacket.__name__
-            if name.rstrip("_") not in ROUNDING:
-                return result
-            return _shake(result, generator, step, in_place=name.endswith("_"))
-
-    with Noise():  # type: ignore[no-untyped-call]
+    """``call()`` under :class:`RoundingNoise`, backward too."""
+    with RoundingNoise(generator, step):
         return call()
 
 
 def _shake(result: Any, generator: torch.Generator, step: float, in_place: bool) -> Any:
-    import torch
-
     if isinstance(result, (tuple, list)):
         return type(result)(_shake(item, generator, step, in_place) for item in result)
-    if not torch.is_tensor(result) or not result.is_floating_point():
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point() or result.layout != torch.strided:
         return result
     factor = 1 + step * torch.randn(result.shape, generator=generator, dtype=torch.float64)
     return result.mul_(factor) if in_place else result * factor
