@@ -26,12 +26,6 @@ class Alignment:
             self._pair_units(reference)
             for unit, partner in self.units.items():
                 self._pair_calls(reference, unit, partner)
-        paired = set(self.pairs.values())
-        self.missing: list[Node] = [
-            node
-            for node in (reference.nodes if reference is not None else [])
-            if node not in paired and node.unit in set(self.units.values())
-        ]
 
     def _pair_units(self, reference: Side) -> None:
         for rank in sorted({unit.rank for unit in self.candidate.units}):
@@ -43,16 +37,22 @@ class Alignment:
             self._pair_rank(reference, ours, theirs)
 
     def _pair_rank(self, reference: Side, ours: list[Unit], theirs: list[Unit]) -> None:
-        same = [unit for unit in ours if unit in set(theirs)]
+        """By number, unless what the model was fed says that one side is shifted."""
         prints = {unit: collect_fingerprints(self.candidate.roots[unit]) for unit in ours}
         other_prints = {unit: collect_fingerprints(reference.roots[unit]) for unit in theirs}
-        matching = sum(prints[unit] == other_prints[unit] for unit in same)
-        by_content = match_in_order([prints[unit] for unit in ours], [other_prints[unit] for unit in theirs])
-        if len(by_content) > matching:
-            pairs = {ours[left]: theirs[right] for left, right in by_content}
+        known = set(theirs)
+        pairs = {unit: unit for unit in ours if unit in known}
+        matching = sum(prints[unit] == other_prints[unit] for unit in pairs)
+        anchors = match_in_order([prints[unit] for unit in ours], [other_prints[unit] for unit in theirs])
+        # a shift explains most of both runs; a few equal batches among shuffled ones do not make one
+        if len(anchors) > matching and 2 * len(anchors) >= min(len(ours), len(theirs)):
+            pairs = {ours[left]: theirs[right] for left, right in fill_gaps(anchors, len(ours), len(theirs))}
             self._note_shift(pairs)
-        else:
-            pairs = {unit: unit for unit in same}
+        elif any(prints[unit] != other_prints[unit] for unit in pairs):
+            elsewhere = {print_ for print_ in other_prints.values() if print_}
+            moved = sum(prints[unit] != other_prints[unit] and prints[unit] in elsewhere for unit in pairs)
+            if moved:
+                self.notes.append(f"{moved} micro-batches come in another order: the same data, not at the same step")
         self.units.update(pairs)
         left_out = len(ours) - len(pairs)
         if left_out:
@@ -94,8 +94,33 @@ def match_in_order(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[
     """Index pairs of equal items in both orders; an empty fingerprint matches nothing."""
     ours = [item or ("left", index) for index, item in enumerate(left)]
     theirs = [item or ("right", index) for index, item in enumerate(right)]
-    blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
-    return [(block.a + offset, block.b + offset) for block in blocks for offset in range(block.size)]
+    start, end = _count_common(ours, theirs)
+    pairs = [(index, index) for index in range(start)]
+    middle = ours[start : len(ours) - end], theirs[start : len(theirs) - end]
+    for block in SequenceMatcher(None, *middle, autojunk=False).get_matching_blocks():
+        pairs += [(start + block.a + offset, start + block.b + offset) for offset in range(block.size)]
+    return pairs + [(len(ours) - offset, len(theirs) - offset) for offset in range(end, 0, -1)]
+
+
+def _count_common(left: Sequence[Hashable], right: Sequence[Hashable]) -> tuple[int, int]:
+    """Lengths of the common beginning and, behind it, of the common end."""
+    shorter = min(len(left), len(right))
+    start = next((index for index in range(shorter) if left[index] != right[index]), shorter)
+    rest = shorter - start
+    end = next((index for index in range(rest) if left[-1 - index] != right[-1 - index]), rest)
+    return start, end
+
+
+def fill_gaps(anchors: Sequence[tuple[int, int]], left: int, right: int) -> list[tuple[int, int]]:
+    """Anchors, and between two of them what is left on both sides in order, so that it is compared, too."""
+    pairs: list[tuple[int, int]] = []
+    at_left = at_right = 0
+    for next_left, next_right in [*anchors, (left, right)]:
+        pairs += zip(range(at_left, next_left), range(at_right, next_right))
+        if next_left < left and next_right < right:
+            pairs.append((next_left, next_right))
+        at_left, at_right = next_left + 1, next_right + 1
+    return pairs
 
 
 def pair_equal_counts(nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, Node]:

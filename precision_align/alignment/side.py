@@ -76,6 +76,7 @@ class Side:
                 self.steps[call.rank, call.step].append(call)
         self._by_call: dict[tuple[int, int, int, str, int, Pass], dict[Place, TensorRecord]] = defaultdict(dict)
         self.state: dict[tuple[int, int], dict[tuple[str, Role, Phase, str], TensorRecord]] = defaultdict(dict)
+        self._updates: dict[tuple[int, int], list[tuple[tuple[str, str], TensorRecord]]] = defaultdict(list)
         owned = [record for record in dump.records if not self._file_call(record)]
         scopes = [*dump.info.modules, *(call.scope for call in self.calls)]
         self.names = align_names(scopes, dump.info.modules, self._find_working())
@@ -105,6 +106,8 @@ class Side:
             scope = self.names.get(key.scope, key.scope)
             owner = scope if scope is not None else key.scope
             self.state[key.rank, key.step].setdefault((owner, key.role, key.phase, key.path), record)
+            if (key.role, key.phase) == (Role.PARAMETER, Phase.STEP):
+                self._updates[key.rank, key.step].append(((owner, key.path), record))
 
     def _find_working(self) -> set[str]:
         """Scopes whose outputs are not just what a module they called returned: no mere wrappers."""
@@ -155,6 +158,21 @@ class Side:
                 return found[place]
             place = (call.rank, call.step, by_identity[place].parent)
         return None
+
+    def count_updates(self, rank: int, step: int, before: int) -> int:
+        """How many parameters optimizers had updated in a step before a sequence number: 0 means as at its start."""
+        return sum(record.order < before for _, record in self._updates.get((rank, step), ()))
+
+    def parameters_at(self, rank: int, step: int, before: int) -> dict[tuple[str, str], TensorRecord]:
+        """(aligned owner scope, name) -> parameter as it stood at a sequence number within a step.
+
+        Where several optimizers step in one training step, later calls see what earlier ones left.
+        """
+        found = self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD)
+        for owner, record in sorted(self._updates.get((rank, step), ()), key=lambda update: update[1].order):
+            if record.order < before:
+                found[owner] = record
+        return found
 
     def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> dict[tuple[str, str], TensorRecord]:
         """(aligned owner scope, name) -> record of parameters, buffers, gradients or optimizer state at a step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
 from precision_align.comparison.forward import ForwardJudge, Owned
@@ -45,7 +47,54 @@ class BackwardJudge:
                 continue
             if record.extra.get("shared"):
                 reason = "a sum over all consumers, not this call's share"
-            rows.append(row_from_raw(record, blame, gap, self._sources_close(node, record.order), reason))
+            rows.append(row_from_raw(record, blame, gap, self._measure_sources(node, record.order), reason))
+        return rows
+
+    def judge_lacking(self, nodes: list[Node]) -> list[RecordResult]:
+        """Activation gradients that the reference has and the candidate has not: the graph is cut somewhere.
+
+        The latest such call of a micro-batch stands next to the cut; the gradients before it are lost with it.
+        """
+        rows: list[RecordResult] = []
+        for unit in dict.fromkeys(node.unit for node in nodes):
+            members = [node for node in nodes if node.unit == unit]
+            orders = [record.order for node in members for record in node.gradients.values()]
+            lacking = [pair for node in sorted(members, key=lambda node: -node.call.exit) for pair in self._lack(node)]
+            if orders and lacking:
+                rows += self._row_lacking(lacking, max(orders))
+        return rows
+
+    def _lack(self, node: Node) -> list[tuple[Node, TensorRecord, str]]:
+        partner = self._alignment.pairs.get(node)
+        if partner is None:
+            return []
+        where = f"{node.scope or 'the root'} (call {node.number})"
+        found = []
+        for path, record in partner.gradients.items():
+            kind, _, place = path.partition(".")
+            if path in node.gradients or not node.call.grad_enabled:
+                continue
+            if kind == "output" and place in node.outputs and not _is_callers(partner, path):
+                found.append((node, record, f"no gradient comes back to the output of {where}: detached, or not used"))
+            elif kind == "input" and self._is_cut(node, partner, place):
+                found.append((node, record, f"{where} is given {place} without its graph: detached"))
+        return found
+
+    def _is_cut(self, node: Node, partner: Node, path: str) -> bool:
+        """The caller hands over a tensor that needs no gradient here and needs one in the reference."""
+        ours, theirs = node.inputs.get(path), partner.inputs.get(path)
+        if node.parent is None or ours is None or theirs is None:
+            return False
+        flows = any(name.partition(".")[0] == "output" for name in node.gradients)
+        return flows and theirs.requires_grad and not ours.requires_grad
+
+    def _row_lacking(self, lacking: list[tuple[Node, TensorRecord, str]], order: int) -> list[RecordResult]:
+        rows = []
+        for number, (node, record, note) in enumerate(lacking):
+            caller = node.parent or node
+            blame = blame_call(caller.call, caller.scope, caller.number, Site.INLINE, Phase.BACKWARD)
+            status = Status.FAIL if number == 0 else Status.MISSING
+            rows.append(make_row(record, blame, status, "structure", note=note, order=order))
         return rows
 
     def _judge_entry(self, node: Node) -> list[RecordResult]:
@@ -56,9 +105,9 @@ class BackwardJudge:
         for path, record in node.gradients.items():
             if path.partition(".")[0] != "output":
                 continue
-            close = node in self._alignment.pairs and self._raw.are_close(outputs)
+            entered = self._raw.find_largest(outputs) if node in self._alignment.pairs else math.inf
             reason = "computed outside the model from outputs that differ"
-            rows.append(row_from_raw(record, blame, self._gap(record), close, reason))
+            rows.append(row_from_raw(record, blame, self._gap(record), entered, reason))
         return rows
 
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
@@ -88,8 +137,8 @@ class BackwardJudge:
     def _sources_equal(self, node: Node) -> bool:
         return node in self._alignment.pairs and self._raw.are_equal(self._sources(node))
 
-    def _sources_close(self, node: Node, before: int) -> bool:
-        return node in self._alignment.pairs and self._raw.are_close(self._sources(node, before))
+    def _measure_sources(self, node: Node, before: int) -> float:
+        return self._raw.find_largest(self._sources(node, before)) if node in self._alignment.pairs else math.inf
 
     def _gap(self, record: TensorRecord) -> Gap:
         return self._raw.gap(record, self._forward.find_partner(record))
@@ -100,6 +149,7 @@ class BackwardJudge:
 
 
 def _is_callers(child: Node, path: str) -> bool:
-    """The child's output is its caller's output too: the same gradient is listed there."""
+    """The child's output is its caller's output too, or is used inside the child again: not this code's gradient."""
     output = child.outputs.get(path[len("output") :].lstrip("."))
-    return output is None or bool(output.extra.get("returned") or output.extra.get("same_as"))
+    shared = output is None or bool(output.extra.get("returned") or output.extra.get("same_as"))
+    return shared or bool(child.gradients[path].extra.get("inside"))

@@ -18,16 +18,16 @@ from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.presence import check_common, find_interruptions, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
-from precision_align.comparison.rows import blame_call, make_row
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
+from precision_align.comparison.totals import TotalJudge
 from precision_align.core.dtypes import Array
-from precision_align.core.errors import NothingInCommon
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
-from precision_align.core.terms import Phase, Role, Site, Status
+from precision_align.core.terms import Phase, Role, Status
 from precision_align.storage.base import Dump
 
 Progress = Callable[[int, int], None]
@@ -35,12 +35,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows in the candidate's walk order, and what the walk could not see."""
+    """All rows in the candidate's walk order, and what the walk could not see.
+
+    ``interrupted``: a run was cut off or a dump is damaged, and the other side has records without a partner for it.
+    """
 
     rows: list[RecordResult]
     notes: list[str]
     replayed: bool
     roots: frozenset[str]
+    interrupted: bool = False
 
 
 class Engine:
@@ -50,24 +54,15 @@ class Engine:
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
-        self._check_common(reference is not None)
+        check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate)
         self._replay = ReplayProvider(self._alignment, replay)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
+        self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
         self._forward.index_partners(self._candidate.nodes)
         self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
-
-    def _check_common(self, has_reference: bool) -> None:
-        if has_reference and self._candidate.nodes and not self._alignment.pairs:
-            assert self._reference is not None
-            ours = ", ".join(sorted({node.scope or "(root)" for node in self._candidate.nodes})[:4])
-            theirs = ", ".join(sorted({node.scope or "(root)" for node in self._reference.nodes})[:4])
-            raise NothingInCommon(
-                f"the two dumps have not one call in common: the candidate calls {ours or 'nothing'}, "
-                f"the reference {theirs or 'nothing'}. Are these runs of the same model?"
-            )
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (calls done, calls in all)."""
@@ -77,10 +72,9 @@ class Engine:
         for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
             nodes = [node for node in self._candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)]
             partner = self._find_partner_step(nodes)
-            self._replay.load(rank, step)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
-            rows += judge_inputs(self._candidate, self._forward, self._raw, nodes, self._alignment)
+            rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
             for node in nodes:
                 rows += self._forward.judge(node)
                 done += 1
@@ -88,12 +82,17 @@ class Engine:
                     progress(done, total)
             for node in nodes:
                 rows += self._backward.judge(node)
+            rows += self._backward.judge_lacking(nodes)
+            rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
-        rows += [self._row_missing(node) for node in self._alignment.missing if self._is_reported(node)]
+        interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
+        lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
+        rows += lost
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
         rows = [self._rules.apply(row) for row in rows]
         roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
-        return Comparison(rows, self._collect_notes(rows), not self._replay.reason, roots)
+        notes = [*interruptions, *self._collect_notes(rows)]
+        return Comparison(rows, notes, not self._replay.reason, roots, bool(interruptions and lost))
 
     def recompute(self, row_key: str, scope: str, phase: Phase) -> tuple[TensorRecord, Array, Array] | None:
         """(record, actual, golden) of a judged result, float64, or None where there is no replay of it."""
@@ -146,18 +145,8 @@ class Engine:
         )
         return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
 
-    def _row_missing(self, node: Node) -> RecordResult:
-        """A call of the reference that the candidate never made."""
-        record = next(iter(node.outputs.values()))
-        site = Site.MODULE if node.call.leaf else Site.INLINE
-        blame = blame_call(node.call, node.scope, node.number, site, Phase.FORWARD)
-        return make_row(record, blame, Status.MISSING, "structure", note="the candidate made no such call")
-
-    def _is_reported(self, node: Node) -> bool:
-        return bool(node.outputs) and node.unit in set(self._alignment.units.values())
-
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = [*self._alignment.notes]
+        notes = [*self._alignment.notes, *self._replay.notes]
         if self._replay.reason:
             notes.append(self._replay.reason)
         for name, side in (("reference", self._reference), ("candidate", self._candidate)):

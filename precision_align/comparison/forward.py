@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -9,7 +10,15 @@ from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider, Verdicts
-from precision_align.comparison.rows import Blame, blame_call, make_row, row_from_judgement, row_from_raw, shorten
+from precision_align.comparison.rows import (
+    RAW_GROWTH,
+    Blame,
+    blame_call,
+    make_row,
+    row_from_judgement,
+    row_from_raw,
+    shorten,
+)
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
@@ -58,12 +67,24 @@ class ForwardJudge:
         found = verdicts.get((child, record.key.path))
         if found is not None and found[0].status != Status.INCONCLUSIVE:
             row = row_from_judgement(record, blame, found[0], gap)
-            return self._measure_amplification(node, self._judge_mask(node, row))
+            return self._measure_amplification(node, self._judge_mask(node, self._check_random(node, row, gap)))
         why = reason or (found[0].why if found is not None else record.reason)
         if is_random_call(node) and gap.known and not gap.close and self._sources_close(node, record.order):
             note = "a random mask that differs: generators of different devices never match"
             return make_row(record, blame, Status.RANDOM, "raw", metrics=gap.metrics, note=note)
-        return row_from_raw(record, blame, gap, self._sources_close(node, record.order), why)
+        return row_from_raw(record, blame, gap, self._measure_sources(node, record.order), why)
+
+    def _check_random(self, node: Node, row: RecordResult, gap: Gap) -> RecordResult:
+        """Code that draws random numbers replays with others: what it drew is known from the two runs alone."""
+        if row.status != Status.RANDOM or not gap.known:
+            return row
+        if gap.close:
+            note = "it draws random numbers, the same ones as the reference: the two runs agree"
+            return replace(row, status=Status.PASS, evidence="raw", note=note)
+        if self._measure_sources(node, row.order) * RAW_GROWTH <= gap.metrics.get("raw_over_max", math.inf):
+            return row
+        note = "it draws random numbers, so its replay says nothing, and its inputs differ already"
+        return replace(row, status=Status.INCONCLUSIVE, evidence="", note=note)
 
     def _judge_mask(self, node: Node, row: RecordResult) -> RecordResult:
         """A random operator that is right in distribution, with another mask than the reference's."""
@@ -152,6 +173,9 @@ class ForwardJudge:
 
     def _sources_close(self, node: Node, before: int) -> bool:
         return node in self._alignment.pairs and self._raw.are_close(self._sources(node, before))
+
+    def _measure_sources(self, node: Node, before: int) -> float:
+        return self._raw.find_largest(self._sources(node, before)) if node in self._alignment.pairs else math.inf
 
 
 def is_random_call(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from precision_align.alignment.pairing import Alignment
-from precision_align.alignment.side import Node, Side
+from precision_align.alignment.side import Node
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.rows import Blame, make_row
@@ -13,29 +13,30 @@ from precision_align.core.terms import Phase, Site, Status
 
 # Data prepared on the device (normalised images) may round differently: two operations.
 INPUT_UNITS = 4.0
+# What the model made may be enlarged on its way into the next outermost call; another batch differs by its own size.
+GROWTH = 30.0
 
 
 def judge_inputs(
-    candidate: Side, forward: ForwardJudge, raw: RawComparer, nodes: list[Node], alignment: Alignment
+    forward: ForwardJudge, raw: RawComparer, nodes: list[Node], alignment: Alignment
 ) -> list[RecordResult]:
     """Rows for the inputs of the outermost calls of a step.
 
-    The first outermost call of a micro-batch is fed from outside; later ones may be fed what the model made itself
-    (sampling, adversarial training), so they are blamed only while nothing before them differs.
+    The first outermost call of a step is fed from outside. Later ones may be fed what modules made before (sampling,
+    adversarial training), so a difference there counts as data only where it is far beyond what came out before.
     """
     rows = []
-    for root in (node for node in nodes if node.parent is None):
-        first = candidate.roots[root.unit][0] is root
-        earlier = [other for other in candidate.roots[root.unit] if other.call.exit < root.call.enter]
-        clean = first or raw.are_close(
-            (record, forward.find_partner(record)) for other in earlier for record in other.outputs.values()
+    roots = sorted((node for node in nodes if node.parent is None), key=lambda node: node.call.enter)
+    for number, root in enumerate(roots):
+        made = raw.find_largest(
+            (record, forward.find_partner(record)) for other in roots[:number] for record in other.outputs.values()
         )
-        rows += [_judge_input(root, path, forward, raw, clean, alignment) for path in root.inputs]
+        rows += [_judge_input(root, path, forward, raw, made, alignment) for path in root.inputs]
     return rows
 
 
 def _judge_input(
-    root: Node, path: str, forward: ForwardJudge, raw: RawComparer, clean: bool, alignment: Alignment
+    root: Node, path: str, forward: ForwardJudge, raw: RawComparer, made: float, alignment: Alignment
 ) -> RecordResult:
     record = root.inputs[path]
     blame = Blame(root.scope, Site.INPUTS, Phase.FORWARD, root.number, "inputs", root.call.source)
@@ -53,7 +54,7 @@ def _judge_input(
     if over <= unit and not gap.metrics.get("raw_nonfinite"):
         note = "data prepared with other rounding"
         return make_row(record, blame, Status.WARN, "raw", metrics=gap.metrics, limit=limit, note=note)
-    if not clean:
+    if made > 0 and over <= GROWTH * made and dtype_of(record.dtype).is_floating:
         note = "fed with something that the model itself computed before"
         return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, limit=limit, note=note)
     note = gap.note or "the two models were not fed the same data"

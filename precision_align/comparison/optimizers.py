@@ -54,11 +54,15 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
         return None
     updates = import_module("precision_align.replay.updates")
     specification = find_step(reference, rank, partner) if reference is not None and partner is not None else None
-    same_kind = specification is not None and specification.kind == call.kind
-    groups = read_arguments(specification if specification is not None and same_kind else call).get("groups", [])
+    specification = specification or call
+    if specification.kind != call.kind and not call.kind.startswith("torch.optim."):
+        return (
+            None  # somebody's own build of the reference's optimizer: its state is not torch's, so pairs are compared
+        )
+    groups = read_arguments(specification).get("groups", [])
     scalars = read_arguments(call).get("state", {})
     return updates.Update(
-        kind=call.kind,
+        kind=specification.kind,
         groups=tuple(
             updates.Group(
                 {name: value for name, value in group.items() if name != "parameters"},

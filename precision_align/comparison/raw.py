@@ -61,6 +61,15 @@ class RawComparer:
         """Whether every pair is within its raw limit; False where one is unknown."""
         return all(self.gap(record, other).close for record, other in pairs)
 
+    def find_largest(self, pairs: Iterable[Pair]) -> float:
+        """The largest raw difference, over the largest value; 0 where all are bit-equal, Inf where one is unknown."""
+        largest = 0.0
+        for record, other in pairs:
+            gap = self.gap(record, other)
+            if not gap.equal:
+                largest = max(largest, gap.metrics.get("raw_over_max", math.inf) if gap.known else math.inf)
+        return largest
+
     def _measure(self, candidate: TensorRecord, reference: TensorRecord) -> Gap:
         limit = max(raw_limit(candidate.dtype), raw_limit(reference.dtype))
         if candidate.shape != reference.shape:

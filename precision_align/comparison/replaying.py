@@ -12,9 +12,16 @@ from precision_align.alignment.side import Node, Side
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
-from precision_align.core.terms import Phase, Role
+from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
 from precision_align.numerics.judgement import Judgement
+
+UNFAITHFUL = (
+    "the reference's code, replayed on the reference's own record, does not give what was recorded there either: "
+    "it depends on something outside inputs, parameters and buffers"
+)
+
+Moment = tuple[int, int, int]  # rank, step, parameters updated so far in it
 
 Verdicts = Mapping[tuple[int, str], tuple[Judgement, TensorRecord | None]]
 
@@ -25,11 +32,14 @@ class ReplayProvider:
     def __init__(self, alignment: Alignment, replay: Any) -> None:
         self._alignment = alignment
         self.reason = ""
+        self.notes: list[str] = []
         self._replayer: Any = None
         self._not_replayable: type[Exception] = Exception
         try:
             judging = import_module("precision_align.replay.judging")
-        except ImportError as error:
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "torch":
+                raise
             if replay is not None:
                 raise UsageError("replay= needs torch, which is not installed here: pip install torch") from error
             self.reason = "torch is not installed here: no replay, raw evidence only"
@@ -40,22 +50,33 @@ class ReplayProvider:
         locate = _make_locator(root, candidate)
         self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes, self._find_training)
         self._load_error = ""
+        self._own: Any = None
+        self._loaded: Moment | None = None
+        self._own_loaded: Moment | None = None
+        if alignment.reference is not None:
+            own_locate = _make_locator(root, alignment.reference)
+            self._own = judging.Replayer(
+                alignment.reference.dump,
+                root,
+                own_locate,
+                lambda node: node.call.attributes,
+                lambda node: node.call.training,
+            )
 
-    def load(self, rank: int, step: int) -> None:
-        """Take the parameters and buffers at the start of this step."""
-        if self._replayer is None:
+    def _load(self, node: Node) -> None:
+        """Take the parameters and buffers as they stood when the call was made."""
+        moment = _find_moment(self._alignment.candidate, node)
+        if self._loaded == moment:
             return
-        candidate = self._alignment.candidate
-        records: dict[tuple[str, str], TensorRecord] = {}
-        for role in (Role.PARAMETER, Role.BUFFER):
-            records.update(candidate.select_state(rank, step, role, Phase.FORWARD))
-        for name, others in candidate.dump.info.parameters.items():
-            _add_tied(records, name, others, candidate.names)
-        self._load_error = ""
+        self._loaded, self._load_error = moment, ""
         try:
-            self._replayer.load(records)
+            self._replayer.load(_collect_state(self._alignment.candidate, node))
         except self._not_replayable as error:
             self._load_error = str(error)
+        except Exception as error:
+            self._load_error = _describe(error)
+        if self._load_error:
+            self.notes.append(f"replay was not possible: {self._load_error}")
 
     def judge_forward(self, node: Node) -> tuple[Verdicts, str]:
         """((child index, path) -> (judgement, record), "") or ({}, why not)."""
@@ -75,29 +96,58 @@ class ReplayProvider:
             )
         except self._not_replayable as error:
             return {}, str(error)
+        except Exception as error:
+            return {}, _describe(error)
         return found, ""
 
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
         if self._replayer is None:
             return None
-        self.load(node.unit.rank, node.unit.step)
+        self._load(node)
         try:
             found: tuple[Array, Array] = self._replayer.compute(node, child, path, backward)
-        except self._not_replayable:
+        except Exception:  # an explanation is a courtesy: the verdict stands without it
             return None
         return found
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
-        if self._replayer is None or self._load_error:
-            return {}, self.reason or self._load_error
+        if self._replayer is None:
+            return {}, self.reason
         if node.call.error:
             return {}, f"the call raised {node.call.error}"
+        self._load(node)
+        if self._load_error:
+            return {}, self._load_error
         try:
             targets = getattr(self._replayer, method)(node)
         except self._not_replayable as error:
             return {}, str(error)
-        return {(target.child, target.path): (target.judgement, target.record) for target in targets}, ""
+        except Exception as error:  # the user's code runs in there: one record must not end the comparison
+            return {}, _describe(error)
+        found = {(target.child, target.path): (target.judgement, target.record) for target in targets}
+        failing = [place for place, (judgement, _) in found.items() if judgement.status == Status.FAIL]
+        for place in self._find_unfaithful(node, method, failing) if failing else ():
+            found[place] = (Judgement(Status.INCONCLUSIVE, UNFAITHFUL), found[place][1])
+        return found, ""
+
+    def _find_unfaithful(self, node: Node, method: str, places: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those places where the reference's code does not even reproduce the reference's own record."""
+        partner = self._alignment.pairs.get(node)
+        if self._own is None or partner is None or len(partner.children) != len(node.children):
+            return []
+        assert self._alignment.reference is not None
+        moment = _find_moment(self._alignment.reference, partner)
+        try:
+            if self._own_loaded != moment:
+                self._own.load(_collect_state(self._alignment.reference, partner))
+                self._own_loaded = moment
+            targets = getattr(self._own, method)(partner)
+        except Exception:  # nothing is known of the reference's own record then, and the failure stands
+            self._own_loaded = None
+            return []
+        own = {(target.child, target.path) for target in targets if target.judgement.status == Status.FAIL}
+        return [place for place in places if place in own]
 
     def _find_attributes(self, node: Node) -> Any:
         """The reference's recorded attributes are the specification; without a reference the candidate's own."""
@@ -112,6 +162,24 @@ class ReplayProvider:
         return node.call.training if partner is None else partner.call.training
 
 
+def _find_moment(side: Side, node: Node) -> Moment:
+    return node.unit.rank, node.unit.step, side.count_updates(node.unit.rank, node.unit.step, node.call.enter)
+
+
+def _collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]:
+    """Parameters and buffers when a call was made, by aligned owner and name, tied ones under all their names."""
+    records = side.parameters_at(node.unit.rank, node.unit.step, node.call.enter)
+    records.update(side.select_state(node.unit.rank, node.unit.step, Role.BUFFER, Phase.FORWARD))
+    for name, others in side.dump.info.parameters.items():
+        _add_tied(records, name, others, side.names)
+    return records
+
+
+def _describe(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"the replay raised {type(error).__name__}: {first[:160]}"
+
+
 def _make_root(replay: Any) -> Any:
     if replay is None:
         return None
@@ -120,14 +188,21 @@ def _make_root(replay: Any) -> Any:
         return replay
     if not callable(replay):
         raise UsageError(f"replay= takes the reference's module or a factory of it, not {type(replay).__name__}")
-    made = replay()
+    try:
+        made = replay()
+    except (Exception, SystemExit) as error:
+        name = getattr(replay, "__qualname__", repr(replay))
+        raise UsageError(
+            f"the replay factory {name} raised {type(error).__name__}: {error}; it is called without arguments and "
+            "returns the reference's module"
+        ) from error
     if not isinstance(made, module):
         raise UsageError(f"the replay factory returned {type(made).__name__}, not a torch.nn.Module")
     return made
 
 
 def _make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
-    """Aligned scope -> module path in the replay module: the same path and class, the same aligned name, or an alias."""
+    """Aligned scope -> module path in the replay module: same path and class, same aligned name, or an alias."""
     if root is None:
         return lambda scope: None
     kinds = {path: class_name(type(module)) for path, module in root.named_modules(remove_duplicate=False)}

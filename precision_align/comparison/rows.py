@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from precision_align.core.records import Call, TensorRecord
 from precision_align.core.results import Limit, RecordResult
 from precision_align.core.terms import Phase, Site, Status
 from precision_align.numerics.judgement import Judgement
+
+# How much a module may enlarge a difference before raw evidence blames it: networks at rest stay below 10 a module.
+RAW_GROWTH = 30.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,12 @@ def row_from_judgement(record: TensorRecord, blame: Blame, judgement: Judgement,
     return make_row(record, blame, status, "replay", metrics=metrics, limit=judgement.limit, note=note)
 
 
-def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, sources_close: bool, reason: str) -> RecordResult:
-    """A raw verdict: differing outputs of equal inputs are a failure, of differing ones say nothing."""
+def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, reason: str) -> RecordResult:
+    """A raw verdict: outputs that differ more than anything they are computed from are a failure.
+
+    ``entered``: the largest raw difference of the sources. A difference that only grew across the limit says nothing,
+    and integers may be decisions at a tie, so those need bit-equal sources.
+    """
     limit = Limit("raw_over_max", gap.limit, f"raw limit of {record.dtype}")
     if not gap.known:
         note = gap.note or "nothing to compare"
@@ -89,7 +97,10 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, sources_close: bo
     if gap.equal or gap.close:
         note = "bit-equal to the reference" if gap.equal else "within the raw limit"
         return make_row(record, blame, Status.PASS, "raw", metrics=gap.metrics, limit=limit, note=note)
-    if sources_close:
+    came_out = gap.metrics.get("raw_over_max", math.inf)
+    came_out = math.inf if gap.metrics.get("raw_nonfinite") else came_out
+    allowed = 0.0 if gap.limit == 0 else min(gap.limit, came_out / RAW_GROWTH)
+    if entered <= allowed:
         note = gap.note or "differs although everything it is computed from agrees"
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
     note = "; ".join(filter(None, ("differs, and so does what it is computed from", gap.note, reason)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,8 +96,26 @@ class StateJudge:
                     continue
                 found = verdicts.get(_name_result(place, role))
                 rows.append(self._judge_update(_Place(rank, step, partner, place), record, found, reason))
+        rows += self._judge_lacking(rank, step, partner)
         differing = self._compare_hyperparameters(rank, step, partner)
         return [_add_note(row, differing) for row in rows]
+
+    def _judge_lacking(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
+        """Parameters that the reference's optimizer updates and the candidate's does not hold."""
+        ours = self._candidate.select_state(rank, step, Role.PARAMETER, Phase.STEP)
+        if self._reference is None or partner is None or not ours:
+            return []
+        known = add_tied(self._candidate, ours)
+        before = self._reference.select_state(rank, partner, Role.PARAMETER, Phase.FORWARD)
+        order = max(record.order for record in ours.values())
+        rows = []
+        for place, record in self._reference.select_state(rank, partner, Role.PARAMETER, Phase.STEP).items():
+            if place in known or (place in before and is_equal(record, before[place])):
+                continue
+            blame = Blame(place[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(rank, step))
+            note = f"not updated: the candidate's optimizer does not hold {place[1]} of {place[0] or 'the root'}"
+            rows.append(make_row(record, blame, Status.FAIL, "structure", note=note, order=order))
+        return rows
 
     def _judge_update(self, at: _Place, record: TensorRecord, judgement: Judgement | None, reason: str) -> RecordResult:
         blame = Blame(at.owner[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(at.rank, at.step))
@@ -116,7 +135,7 @@ class StateJudge:
             note = "the reference recorded no such update" if self._reference is not None else reason
             return make_row(record, blame, missing, "", note=note)
         if record.key.role == Role.STATE:
-            return row_from_raw(record, blame, gap, self._sources_equal(at), reason)
+            return row_from_raw(record, blame, gap, self._measure_sources(at), reason)
         return self._judge_parameter(at, record, other, gap, blame)
 
     def _is_unchanged(self, at: _Place, record: TensorRecord) -> bool:
@@ -140,7 +159,7 @@ class StateJudge:
         ours = _subtract(self._candidate.dump, record, before)
         theirs = _subtract(self._reference.dump, other, before_other)
         if ours is None or theirs is None or ours.shape != theirs.shape:
-            return row_from_raw(record, blame, gap, self._sources_equal(at), "no updates known")
+            return row_from_raw(record, blame, gap, self._measure_sources(at), "no updates known")
         largest = float(np.max(np.abs(theirs), initial=0.0))
         error = float(np.max(np.abs(ours - theirs), initial=0.0))
         metrics = {**gap.metrics, "update_error": error, "largest_update": largest}
@@ -157,6 +176,9 @@ class StateJudge:
             return make_row(record, blame, Status.FAIL, "raw", metrics=metrics, limit=limit, note=note)
         note = "updated differently, from gradients or parameters that differ"
         return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=metrics, limit=limit, note=note)
+
+    def _measure_sources(self, at: _Place) -> float:
+        return 0.0 if self._sources_equal(at) else math.inf
 
     def _sources_equal(self, at: _Place) -> bool:
         """Parameter, gradient and (where recorded) state before the step are close on both sides."""

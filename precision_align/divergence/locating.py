@@ -103,6 +103,8 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
 def _decide(comparison: Comparison, first: Divergence | None) -> Verdict:
     if first is not None:
         return Verdict.DIVERGED
+    if comparison.interrupted:
+        return Verdict.NOT_COMPARABLE
     judged = any(
         row.status not in _UNJUDGED
         and (row.phase == Phase.STEP or (row.scope in comparison.roots and row.role == Role.OUTPUT))

@@ -53,8 +53,9 @@ class Execution:
     """What one execution gave.
 
     ``outputs``: path -> tensor; ``given``: (child index, path) -> tensor handed to that child call; ``arguments``,
-    ``recorded``: child index -> what this code and what the candidate's gave it, by parameter name; ``output``: tree; ``buffers``: name -> value afterwards; ``random``: it drew random numbers;
-    ``leaves``: what gradients can be asked for; ``unmatched``: calls the reference makes and the candidate did not.
+    ``recorded``: child index -> what this code and what the candidate's gave it, by parameter name; ``output``: its
+    tree; ``buffers``: name -> value afterwards; ``random``: it drew random numbers; ``leaves``: what gradients can be
+    asked for; ``unmatched``: calls the reference makes and the candidate did not.
     """
 
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -225,6 +226,7 @@ class _Forcing:
             module = self._inside.get(scope)
             if module is None:
                 continue
+            module._forward_pre_hooks.clear()
             module._forward_hooks.clear()
             forward = self._make_forward(scope, module.forward)
             module.forward = _after_first(module.forward, forward) if module is executed else forward

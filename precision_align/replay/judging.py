@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
 from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
-from precision_align.replay.execution import Execution, Executor, Recorded, Style
+from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
 from precision_align.replay.noise import RoundingNoise
@@ -33,7 +33,6 @@ from precision_align.replay.scales import (
 from precision_align.replay.slots import (
     Slot,
     check_shares,
-    join,
     list_backward_slots,
     list_cotangents,
     list_flag_differences,
@@ -41,6 +40,7 @@ from precision_align.replay.slots import (
     list_sources,
     take_outside_parts,
 )
+from precision_align.replay.ties import Change, excuse_near_ties
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
 
@@ -253,6 +253,8 @@ class _Judging:
         judgement = judge(actual, wide, same, scale, kind, finite_inputs=self._has_finite_inputs())
         if judgement.status == Status.FAIL and self._native.random:
             return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
+        if judgement.status == Status.FAIL:
+            judgement = self._excuse_ties(child, path, (actual, wide, same), scale, kind, judgement)
         if judgement.status == Status.FAIL and record.dtype == "float32":
             return self._try_arithmetics(child, path, actual, wide, judgement)
         return judgement
@@ -266,7 +268,7 @@ class _Judging:
         for arithmetic in ARITHMETICS:
             mode = ArithmeticMode(arithmetic)
             style = Style(golden=False, gradients=self._backward, arithmetic=mode)
-            value = _pick(self._replayer.rerun(self._node, style, self._native, self._backward), child, path)
+            value = self._rerun(style, child, path)
             if value is None or not mode.count or error == 0:
                 continue
             left = _measure_distance(actual, to_array(value)) / error
@@ -275,6 +277,24 @@ class _Judging:
             return judgement
         metrics = {**judgement.metrics, "mode_residual": best[0]}
         return Judgement(Status.MODE, best[1], metrics, judgement.limit)
+
+    def _rerun(self, style: Style, child: int, path: str) -> Optional[torch.Tensor]:
+        """One result in another style; None where the code does not run in it."""
+        try:
+            return _pick(self._replayer.rerun(self._node, style, self._native, self._backward), child, path)
+        except NotReplayable:
+            return None
+
+    def _excuse_ties(
+        self, child: int, path: str, values: tuple[Array, Array, Array], scale: Scale, kind: Dtype, found: Judgement
+    ) -> Judgement:
+        """Whether the few failing values are decisions (a rounding, a threshold) that rounding flips."""
+
+        def rerun(change: Change) -> Optional[Array]:
+            value = self._rerun(Style(golden=True, change=change, gradients=self._backward), child, path)
+            return None if value is None else to_array(value)
+
+        return excuse_near_ties(*values, scale, kind, found, rerun)
 
     def _has_finite_inputs(self) -> bool:
         """Whether neither NaN nor Inf went into the call's own code."""

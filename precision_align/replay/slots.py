@@ -11,7 +11,7 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.trees import Tree
 from precision_align.numerics.limits import U32
 from precision_align.replay.arguments import describe_leaf, list_differences, pair_leaves
-from precision_align.replay.execution import Execution, Recorded, join
+from precision_align.replay.execution import Execution, Recorded
 from precision_align.replay.replayability import NotReplayable
 
 Slot = tuple[int, str, Optional[TensorRecord]]  # child call (-1: the call itself), path, the candidate's record
@@ -103,7 +103,7 @@ def take_outside_parts(
 
 
 def _made_at(tensor: torch.Tensor) -> int:
-    return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())  # type: ignore[attr-defined]
+    return -1 if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
 def check_shares(node: Recorded) -> None:

@@ -125,7 +125,7 @@ def _build_groups(
         members = [owner for owner in group.members if owner in update.parameters and owner in update.gradients]
         for owner in members:
             owners[owner] = nn.Parameter(load(update.parameters[owner]))
-            owners[owner].grad = load(update.gradients[owner])
+            owners[owner].grad = load(update.gradients[owner]).to(owners[owner].dtype)
         if members:
             groups.append({"params": [owners[owner] for owner in members], **group.hyperparameters, **_PLAIN})
     if not groups:

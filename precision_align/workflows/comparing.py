@@ -10,7 +10,7 @@ from typing import Any
 
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.rules import Rules, load_rules
-from precision_align.core.errors import NothingInCommon, UsageError
+from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.divergence.locating import find_divergence
 from precision_align.library.loading import Library, load_library
@@ -49,16 +49,18 @@ def compare(
     theirs = None if reference is None else _open(reference)
     ours = _open(candidate)
     findings = find_divergence(Engine(theirs, ours, replay=replay, rules=known), known, progress)
-    return finish(findings, theirs, ours, load_library(library))
+    return finish(findings, theirs, ours, library)
 
 
-def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Library) -> Report:
+def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Any = None) -> Report:
     """Add run information, curves and the operator library's rows to what was found."""
-    first = None if findings.first is None else attach_mapping(findings.first, library)
-    frontier = [attach_mapping(divergence, library) for divergence in findings.frontier]
-    values = {name: getattr(findings, name) for name in ("verdict", "records", "notes", "coverage")}
+    known, notes = open_library(library)
+    first = None if findings.first is None else attach_mapping(findings.first, known)
+    frontier = [attach_mapping(divergence, known) for divergence in findings.frontier]
+    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
     return Report(
         **values,
+        notes=[*findings.notes, *notes],
         first=first,
         frontier=frontier,
         reference={} if reference is None else describe(reference),
@@ -67,9 +69,19 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     )
 
 
-def attach_mapping(divergence: Divergence, library: Library) -> Divergence:
+def open_library(library: Any) -> tuple[Library | None, list[str]]:
+    """The operator library, and why there is none: the bundled one may lack a TOML reader, a named one must be read."""
+    try:
+        return load_library(library), []
+    except Unavailable as error:
+        if library is not None:
+            raise
+        return None, [f"no operator library: {error}"]
+
+
+def attach_mapping(divergence: Divergence, library: Library | None) -> Divergence:
     """The divergence with the operator library's row for its operator, if there is one."""
-    row = library.lookup(divergence.op)
+    row = None if library is None else library.lookup(divergence.op)
     return divergence if row is None else replace(divergence, mapping=row.to_dict())
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from precision_align.comparison.engine import Engine
 from precision_align.core.errors import UsageError
 from precision_align.divergence.locating import find_divergence
-from precision_align.library.loading import load_library
 from precision_align.reporting.report import Report
 from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import finish
@@ -54,7 +53,7 @@ def lockstep(
         dumps.append(sink.dump())
     known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
     findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
-    return finish(findings, dumps[0], dumps[1], load_library(library))
+    return finish(findings, dumps[0], dumps[1], library)
 
 
 def call_module(module: Any, inputs: Any) -> Any:

@@ -20,7 +20,10 @@ import precision_align as pa
 
 HERE = Path(__file__).parent
 # Cases that are still answered wrongly, with the reason. They are strict: one that comes right must leave this table.
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "discrete.round_bf16": "exact ties of a rounding inside a module with floating output",
+    "recurrent.loop_detached": "an input that needs no gradient where the reference's does is not noticed",
+}
 
 
 def _load_cases() -> ModuleType:
@@ -40,11 +43,6 @@ def _load_cases() -> ModuleType:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch.jit warns of its deprecation when the module is imported
     CASES = _load_cases().find_cases()
-
-
-def _mark(found: Any) -> Any:
-    marks = [pytest.mark.xfail(strict=True, reason=KNOWN[found.name])] if found.name in KNOWN else []
-    return pytest.param(found, id=found.name, marks=marks)
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +103,16 @@ def report_from_lockstep(found: Any, phase: str, folder: Path) -> Any:
 MODES: dict[str, Callable[[Any, str, Path], Any]] = {"dump": report_from_dumps, "lockstep": report_from_lockstep}
 
 
+def _pair_modes() -> Iterator[Any]:
+    """Every case in one process, every third one over the disk too: the two differ in storage alone."""
+    for number, found in enumerate(CASES):
+        for mode in ("lockstep",) if number % 3 else MODES:
+            marks = [pytest.mark.xfail(strict=True, reason=KNOWN[found.name])] if found.name in KNOWN else []
+            yield pytest.param(found, mode, id=f"{found.name}-{mode}", marks=marks)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("found", [_mark(found) for found in CASES])
+@pytest.mark.parametrize(("found", "mode"), list(_pair_modes()))
 def test_the_right_place_is_blamed(found: Any, mode: str, tmp_path: Path) -> None:
     expect = found.EXPECT
     phase = expect.get("phase", "backward" if expect["kind"] == "missed" else "forward")

@@ -39,13 +39,17 @@ class Case:
         return self.build(True)
 
 
-def case(first: str | None, source: str = "", **expect: Any) -> Callable[[Callable[[bool], Pair]], Callable[[bool], Pair]]:
+def case(
+    first: str | None, source: str = "", **expect: Any
+) -> Callable[[Callable[[bool], Pair]], Callable[[bool], Pair]]:
     """Register a builder. ``first``: the scope to blame, "<inputs>", or None for nothing to blame."""
 
     def register(build: Callable[[bool], Pair]) -> Callable[[bool], Pair]:
         family = build.__module__.rpartition(".")[2]
         kind = expect.pop("kind", BENIGN if first is None else DIVERGENCE)
-        _FOUND.append(Case(f"{family}.{build.__name__}", build, {"first": first, "kind": kind, "source": source, **expect}))
+        _FOUND.append(
+            Case(f"{family}.{build.__name__}", build, {"first": first, "kind": kind, "source": source, **expect})
+        )
         return build
 
     return register

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from localization_cases import Pair, case
 from torch import nn
 from torch.nn import functional
-
-from localization_cases import Pair, case
 
 
 class Rope(nn.Module):

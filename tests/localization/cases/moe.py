@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from localization_cases import Pair, case
 from torch import nn
 from torch.nn import functional
-
-from localization_cases import Pair, case
 
 D, E = 16, 6
 
@@ -19,10 +18,7 @@ class Router(nn.Module):
 
     def forward(self, x):
         logits = functional.linear(x, self.weight)
-        if self.fault == "no_softmax":
-            probability = logits.sigmoid()
-        else:
-            probability = logits.softmax(-1)
+        probability = logits.sigmoid() if self.fault == "no_softmax" else logits.softmax(-1)
         scores = probability if self.fault == "no_bias" else probability + self.bias
         index = scores.topk(2, -1)[1]
         if self.fault == "bottom":
@@ -56,10 +52,7 @@ class Layer(nn.Module):
             out = self.experts[n](x[token])
             if self.fault != "unweighted":
                 out = out * weight[token, slot, None]
-            if self.fault == "overwrites":
-                y = y.index_copy(0, token, out)
-            else:
-                y = y.index_add(0, token, out)
+            y = y.index_copy(0, token, out) if self.fault == "overwrites" else y.index_add(0, token, out)
         y = y + self.shared(x)
         share = counts.float() / counts.sum()
         return y, (share * share).sum() * (E if self.fault != "auxiliary" else 1)
@@ -82,7 +75,9 @@ class Net(nn.Module):
 def _register(fault: str, first: str | None, site: str, phase: str = "forward", dtype=torch.float32) -> None:
     def build(faulty: bool) -> Pair:
         torch.manual_seed(70)
-        return Net(fault if faulty else "").to(dtype), (torch.randn(40, D).to(dtype).requires_grad_(phase != "forward"),)
+        return Net(fault if faulty else "").to(dtype), (
+            torch.randn(40, D).to(dtype).requires_grad_(phase != "forward"),
+        )
 
     build.__name__ = f"{fault.replace(':', '_')}_{str(dtype)[6:]}"
     case(first, "MoE reports", site=site, phase=phase)(build)

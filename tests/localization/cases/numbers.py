@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from localization_cases import Pair, case
 from torch import nn
 from torch.nn import functional
-
-from localization_cases import Pair, case
 
 
 class Op(nn.Module):
@@ -56,31 +55,99 @@ _register("inf_at_one_element", torch.sin, lambda x: _spoil(x.sin(), 100, math.i
 _register("nan_only_in_the_reference", lambda x: (x - 1).log(), lambda x: (x - 1).log().nan_to_num(0.0))
 _register("log_of_negative_clamped", lambda x: x.log(), lambda x: x.clamp_min(1e-6).log())
 _register("zero_times_inf", lambda x: x / x.round(), lambda x: x / (x.round() + 1e-8))
-_register("saturates_fp16", lambda x: x * 60000, lambda x: (x.float() * 60000).clamp(-65504, 65504).half(), dtype=torch.float16)
-_register("inf_instead_of_large_fp16", lambda x: (x.float() * 30000).tanh().half(), lambda x: ((x * 30000) * 4).tanh() * 0 + (x * 60000) / (x * 60000), dtype=torch.float16)
+_register(
+    "saturates_fp16",
+    lambda x: x * 60000,
+    lambda x: (x.float() * 60000).clamp(-65504, 65504).half(),
+    dtype=torch.float16,
+)
+_register(
+    "inf_instead_of_large_fp16",
+    lambda x: (x.float() * 30000).tanh().half(),
+    lambda x: ((x * 30000) * 4).tanh() * 0 + (x * 60000) / (x * 60000),
+    dtype=torch.float16,
+)
 _register("both_overflow", lambda x: x * 1e6, lambda x: (x.float() * 1e6).half(), first=None, dtype=torch.float16)
 _register("nan_in_both", lambda x: (x - 0.5).sqrt(), lambda x: torch.exp(0.5 * (x - 0.5).log()), first=None)
-_register("truncating_store", lambda x: (x.float() * 1.7).bfloat16(), lambda x: _truncate(x.float() * 1.7), dtype=torch.bfloat16, rows=128)
-_register("gain_of_a_thousandth_bf16", lambda x: (x.float() * 1.7).bfloat16(), lambda x: (x.float() * 1.7017).bfloat16(), dtype=torch.bfloat16, rows=512)
+_register(
+    "truncating_store",
+    lambda x: (x.float() * 1.7).bfloat16(),
+    lambda x: _truncate(x.float() * 1.7),
+    dtype=torch.bfloat16,
+    rows=128,
+)
+_register(
+    "gain_of_a_thousandth_bf16",
+    lambda x: (x.float() * 1.7).bfloat16(),
+    lambda x: (x.float() * 1.7017).bfloat16(),
+    dtype=torch.bfloat16,
+    rows=512,
+)
 _register("one_element_wrong", lambda x: x * 2, lambda x: _spoil(x * 2, 777, 0.123))
 _register("zeros_at_intervals", lambda x: x * 2, lambda x: _spoil(x * 2, slice(7, None, 131), 0.0))
 _register("last_column_lost", lambda x: x * 2, lambda x: torch.cat((x[:, :-1] * 2, x[:, -1:]), 1))
 _register("rows_permuted", lambda x: x.tanh(), lambda x: x.tanh().roll(1, 0))
-_register("softmax_without_upcast", lambda x: (x.float() * 4).softmax(-1).bfloat16(), lambda x: _softmax_low(x * 4), dtype=torch.bfloat16, width=256, rows=64)
+_register(
+    "softmax_without_upcast",
+    lambda x: (x.float() * 4).softmax(-1).bfloat16(),
+    lambda x: _softmax_low(x * 4),
+    dtype=torch.bfloat16,
+    width=256,
+    rows=64,
+)
 _register("softmax_over_wrong_axis", lambda x: x.softmax(-1), lambda x: x.softmax(0))
 _register("softmax_band", lambda x: x.softmax(-1), lambda x: torch.full_like(x, 1 / x.shape[-1]))
-_register("no_maximum_subtracted", lambda x: (x * 60).softmax(-1), lambda x: (x * 60).exp() / (x * 60).exp().sum(-1, keepdim=True), scale=3.0)
-_register("variance_cancels", lambda x: (x + 1000).var(-1, keepdim=True) + x, lambda x: (x + 1000).square().mean(-1, keepdim=True) - (x + 1000).mean(-1, keepdim=True).square() + x)
-_register("running_sum_in_bf16", lambda x: x.float().abs().cumsum(-1).bfloat16(), lambda x: _running(x.abs()), dtype=torch.bfloat16, width=256)
+_register(
+    "no_maximum_subtracted",
+    lambda x: (x * 60).softmax(-1),
+    lambda x: (x * 60).exp() / (x * 60).exp().sum(-1, keepdim=True),
+    scale=3.0,
+)
+_register(
+    "variance_cancels",
+    lambda x: (x + 1000).var(-1, keepdim=True) + x,
+    lambda x: (x + 1000).square().mean(-1, keepdim=True) - (x + 1000).mean(-1, keepdim=True).square() + x,
+)
+_register(
+    "running_sum_in_bf16",
+    lambda x: x.float().abs().cumsum(-1).bfloat16(),
+    lambda x: _running(x.abs()),
+    dtype=torch.bfloat16,
+    width=256,
+)
 _register("intermediate_in_half", lambda x: x.exp().log1p(), lambda x: x.exp().half().float().log1p())
 _register("exp_less_exact", lambda x: x.exp(), lambda x: x.exp() * (1 + 1e-4 * x.sin()))
 _register("output_in_another_dtype", lambda x: x * 2, lambda x: (x * 2).bfloat16().float())
-_register("activation_exact_on_one_side", functional.gelu, lambda x: functional.gelu(x, approximate="tanh"), dtype=torch.bfloat16, rows=128)
-_register("relu_for_gelu_at_large_values", functional.gelu, lambda x: torch.where(x.abs() > 2.5, functional.relu(x), functional.gelu(x)), rows=200, scale=3.0)
+_register(
+    "activation_exact_on_one_side",
+    functional.gelu,
+    lambda x: functional.gelu(x, approximate="tanh"),
+    dtype=torch.bfloat16,
+    rows=128,
+)
+_register(
+    "relu_for_gelu_at_large_values",
+    functional.gelu,
+    lambda x: torch.where(x.abs() > 2.5, functional.relu(x), functional.gelu(x)),
+    rows=200,
+    scale=3.0,
+)
 _register("argmax_wrong", lambda x: x + x.argmax(-1, keepdim=True), lambda x: x + x.argmin(-1, keepdim=True))
-_register("integer_division", lambda x: x + ((x * 50).long() // 8), lambda x: x + torch.div((x * 50).long(), 8, rounding_mode="trunc"))
-_register("index_wraps_at_256", lambda x: x + torch.arange(x.numel()).view_as(x) % 1000, lambda x: x + torch.arange(x.numel()).view_as(x) % 256 % 1000)
-_register("strided_input_read_as_contiguous", lambda x: x.t().contiguous().t() * 2, lambda x: x.t().contiguous().view(x.shape) * 2)
+_register(
+    "integer_division",
+    lambda x: x + ((x * 50).long() // 8),
+    lambda x: x + torch.div((x * 50).long(), 8, rounding_mode="trunc"),
+)
+_register(
+    "index_wraps_at_256",
+    lambda x: x + torch.arange(x.numel()).view_as(x) % 1000,
+    lambda x: x + torch.arange(x.numel()).view_as(x) % 256 % 1000,
+)
+_register(
+    "strided_input_read_as_contiguous",
+    lambda x: x.t().contiguous().t() * 2,
+    lambda x: x.t().contiguous().view(x.shape) * 2,
+)
 
 
 def _softmax_low(x):

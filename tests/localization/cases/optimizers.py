@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-
 from localization_cases import Pair, case
+from torch import nn
 
 
 class Adam(torch.optim.Optimizer):
@@ -60,7 +59,7 @@ def _register(fault: str, first: str, only: int = -1) -> None:
     def build(faulty: bool) -> Pair:
         return _make(fault if faulty else "", only)
 
-    build.__name__ = f"adam_{fault}" + (f"_of_one" if only >= 0 else "")
+    build.__name__ = f"adam_{fault}" + ("_of_one" if only >= 0 else "")
     case(first, "optimizer reports", site="optimizer", phase="step")(build)
 
 
@@ -84,10 +83,20 @@ def _register_stock(name: str, first: str | None, make) -> None:
 _register_stock("sgd_nesterov", "0", lambda m, f: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=f))
 _register_stock("learning_rate", "0", lambda m, f: torch.optim.AdamW(m.parameters(), lr=1.1e-2 if f else 1e-2))
 _register_stock("decay", "0", lambda m, f: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.02 if f else 0.1))
-_register_stock("adam_for_adamw", "0", lambda m, f: (torch.optim.Adam if f else torch.optim.AdamW)(m.parameters(), lr=1e-2, weight_decay=0.1))
+_register_stock(
+    "adam_for_adamw",
+    "0",
+    lambda m, f: (torch.optim.Adam if f else torch.optim.AdamW)(m.parameters(), lr=1e-2, weight_decay=0.1),
+)
 _register_stock("amsgrad_same_at_first", None, lambda m, f: torch.optim.AdamW(m.parameters(), lr=1e-2))
-_register_stock("layer_not_given", "3", lambda m, f: torch.optim.SGD(list(m.parameters())[:4] if f else m.parameters(), lr=0.1))
-_register_stock("hand_written_adam", None, lambda m, f: Adam(m.parameters()) if f else torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1))
+_register_stock(
+    "layer_not_given", "3", lambda m, f: torch.optim.SGD(list(m.parameters())[:4] if f else m.parameters(), lr=0.1)
+)
+_register_stock(
+    "hand_written_adam",
+    None,
+    lambda m, f: Adam(m.parameters()) if f else torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1),
+)
 _register_stock("maximize", "0", lambda m, f: torch.optim.SGD(m.parameters(), lr=0.1, maximize=f))
 
 
@@ -121,7 +130,11 @@ class Clipping:
     """Clips before it steps; ``fault``: one parameter is missing from the norm."""
 
     def __init__(self, model, fault: bool) -> None:
-        self.inner, self.parameters, self.fault = torch.optim.SGD(model.parameters(), lr=0.1), list(model.parameters()), fault
+        self.inner, self.parameters, self.fault = (
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            list(model.parameters()),
+            fault,
+        )
 
     def step(self):
         counted = self.parameters[1:] if self.fault else self.parameters

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-
 from localization_cases import Pair, case
+from torch import nn
 
 
 def _round_half_up(x):

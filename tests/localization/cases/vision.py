@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from localization_cases import Pair, case
 from torch import nn
 from torch.nn import functional
-
-from localization_cases import Pair, case
 
 
 class Norm2d(nn.BatchNorm2d):

@@ -1,0 +1,165 @@
+"""Whole gradients of parameters: what the optimizer sees, against what the modules' calls contributed.
+
+A call's share is judged by replay. What happens to the sum of all shares (a use of the weight outside its own module,
+clipping, unscaling, accumulation, a reduction over ranks) is nobody's call: it is judged by comparing the relation of
+total and shares on both sides, which is free of the error that the shares carry.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from precision_align.alignment.side import Node, Side
+from precision_align.comparison.raw import Gap, RawComparer
+from precision_align.comparison.rows import Blame, make_row
+from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.errors import DumpError
+from precision_align.core.records import TensorRecord
+from precision_align.core.results import Limit, RecordResult
+from precision_align.core.terms import Phase, Role, Site, Status
+
+# Roundings of a sum of a few shares, in units of the largest term.
+SUM_UNITS = 16.0
+# Clipping divides by a norm over all gradients, which carries their propagated differences: below 5 % it says nothing.
+FACTOR_SLACK = 0.05
+
+Owner = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How a total stands to the sum of its shares: it is the sum, a multiple of it, or something else."""
+
+    is_sum: bool
+    factor: float | None
+
+
+class TotalJudge:
+    """Judges the totals of paired steps."""
+
+    def __init__(self, reference: Side | None, candidate: Side, raw: RawComparer) -> None:
+        self._reference = reference
+        self._candidate = candidate
+        self._raw = raw
+
+    def judge(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
+        """Rows for every parameter's whole gradient."""
+        ours = _find_totals(self._candidate, rank, step)
+        if not ours:
+            return []
+        reference = self._reference if partner is not None else None
+        theirs = _find_totals(reference, rank, partner) if reference is not None and partner is not None else {}
+        shares = _collect_shares(self._candidate, rank, step)
+        other_shares = {} if reference is None or partner is None else _collect_shares(reference, rank, partner)
+        rows = []
+        for owner, record in ours.items():
+            other = theirs.get(owner)
+            gap = self._raw.gap(record, other)
+            relation = _relate(self._candidate, record, shares.get(owner, []))
+            expected = None
+            if other is not None and reference is not None:
+                expected = _relate(reference, other, other_shares.get(owner, []))
+            rows.append(_judge_total(record, owner, gap, relation, expected, other is not None))
+        order = max(record.order for record in ours.values())
+        known = {**ours, **shares}
+        return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
+
+
+def _find_totals(side: Side, rank: int, step: int) -> dict[Owner, TensorRecord]:
+    """As the optimizer saw them, else as they stood when the backward pass ended."""
+    found = side.select_state(rank, step, Role.GRADIENT, Phase.STEP)
+    return found or side.select_state(rank, step, Role.GRADIENT, Phase.BACKWARD)
+
+
+def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[TensorRecord]]:
+    shares: dict[Owner, list[TensorRecord]] = defaultdict(list)
+    nodes: Iterable[Node] = (node for node in side.nodes if (node.unit.rank, node.unit.step) == (rank, step))
+    for node in nodes:
+        for path, record in node.gradients.items():
+            kind, _, name = path.partition(".")
+            if kind == "parameter":
+                shares[node.scope, name].append(record)
+    return shares
+
+
+def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
+    """None where something is not stored."""
+    try:
+        values = side.dump.values(total.key).astype(np.float64)
+        parts = [side.dump.values(share.key).astype(np.float64) for share in shares]
+    except (KeyError, DumpError):
+        return None
+    if any(part.shape != values.shape for part in parts) or not np.isfinite(values).all():
+        return None
+    summed: Array = np.sum(parts, axis=0) if parts else np.zeros_like(values)
+    largest = sum((float(np.max(np.abs(part), initial=0.0)) for part in parts), 0.0)
+    slack = SUM_UNITS * dtype_of(total.dtype).roundoff
+    if float(np.max(np.abs(values - summed), initial=0.0)) <= slack * max(largest, 1e-300):
+        return Relation(True, 1.0)
+    base = float(np.sum(summed * summed))
+    factor = float(np.sum(values * summed)) / base if base > 0 else 0.0
+    left = float(np.max(np.abs(values - factor * summed), initial=0.0))
+    return Relation(False, factor if left <= slack * abs(factor) * largest else None)
+
+
+def _judge_total(
+    record: TensorRecord,
+    owner: Owner,
+    gap: Gap,
+    relation: Relation | None,
+    expected: Relation | None,
+    has_partner: bool,
+) -> RecordResult:
+    blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    metrics = dict(gap.metrics)
+    if gap.equal:
+        return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
+    if relation is None or (has_partner and expected is None):
+        status = Status.PASS if gap.close else Status.INCONCLUSIVE
+        return make_row(record, blame, status, "raw" if gap.close else "", metrics=metrics, note="shares not stored")
+    wanted = expected or Relation(True, 1.0)
+    if relation.factor is not None:
+        metrics["total_over_shares"] = relation.factor
+    if relation.is_sum and wanted.is_sum:
+        status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
+        return make_row(record, blame, status, "sum", metrics=metrics, note="the sum of its calls' shares")
+    if relation.factor is not None and wanted.factor is not None:
+        return _judge_factor(record, blame, gap, relation.factor, wanted.factor, metrics)
+    if relation.is_sum != wanted.is_sum and not gap.close:
+        note = (
+            f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
+            "reference: a use of the weight outside its own module is lost, doubled or added"
+        )
+        return make_row(record, blame, Status.FAIL, "sum", metrics=metrics, note=note)
+    if gap.close:
+        return make_row(record, blame, Status.PASS, "raw", metrics=metrics, note="within the raw limit")
+    note = "neither the sum of its calls' shares nor close to the reference's"
+    return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=metrics, note=note)
+
+
+def _judge_factor(
+    record: TensorRecord, blame: Blame, gap: Gap, factor: float, wanted: float, metrics: dict[str, float]
+) -> RecordResult:
+    limit = Limit("total_over_shares", wanted, "the reference's own relation of total and shares")
+    if abs(factor - wanted) <= FACTOR_SLACK * abs(wanted):
+        status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
+        note = "the same multiple of its calls' shares as in the reference"
+        return make_row(record, blame, status, "sum", metrics=metrics, limit=limit, note=note)
+    note = f"{factor:.6g} times the sum of its calls' shares, {wanted:.6g} times in the reference"
+    return make_row(record, blame, Status.FAIL, "sum", metrics=metrics, limit=limit, note=note)
+
+
+def _say(relation: Relation) -> str:
+    if relation.is_sum:
+        return "the sum of its module's shares"
+    return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
+
+
+def _row_lacking(record: TensorRecord, owner: Owner, order: int) -> RecordResult:
+    blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    note = f"no gradient reached {owner[1]} of {owner[0] or 'the root'} on the candidate"
+    return make_row(record, blame, Status.FAIL, "structure", note=note, order=order)
