@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +33,7 @@ def lockstep(
     """Run two modules on the same inputs and find the first place where they differ.
 
     ``inputs``: a tuple is positional, a dict keyword, anything else the only argument; ``candidate_inputs``: the
-    candidate's own copy (on its device), default ``inputs``. ``step(module, inputs)`` runs one training step, default
+    candidate's own (on its device), default a copy. ``step(module, inputs)`` runs one training step, default
     one forward; ``optimizers``: (reference's, candidate's), then two steps are run unless ``steps`` says otherwise, so
     that the effect of the first update is seen. The reference's code is replayed on what the candidate recorded.
 
@@ -41,19 +43,37 @@ def lockstep(
     run = step or call_module
     count = steps if steps is not None else (2 if optimizers is not None else 1)
     theirs, ours = optimizers if optimizers is not None else (None, None)
+    fed = copy_inputs(inputs) if candidate_inputs is None else candidate_inputs
     dumps = []
-    sides = ((reference, inputs, theirs), (candidate, inputs if candidate_inputs is None else candidate_inputs, ours))
-    for module, batch, optimizer in sides:
-        sink = MemorySink()
-        capture = import_module("precision_align.recording.session").capture
-        with capture(module, None, optimizer=optimizer, sink=sink) as recorder:
-            for _ in range(count):
-                with recorder.step():
-                    run(module, batch)
-        dumps.append(sink.dump())
+    with same_randomness() as rewind:
+        for module, batch, optimizer in ((reference, inputs, theirs), (candidate, fed, ours)):
+            rewind()
+            sink = MemorySink()
+            capture = import_module("precision_align.recording.session").capture
+            with capture(module, None, optimizer=optimizer, sink=sink) as recorder:
+                for _ in range(count):
+                    with recorder.step():
+                        run(module, batch)
+            dumps.append(sink.dump())
     known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
     findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
     return finish(findings, dumps[0], dumps[1], library)
+
+
+def copy_inputs(inputs: Any) -> Any:
+    """The candidate's own copy: a module may write into what it is given. What cannot be copied is shared."""
+    try:
+        return copy.deepcopy(inputs)
+    except Exception:  # a tensor inside a graph, an open file: both sides get the same object
+        return inputs
+
+
+@contextlib.contextmanager
+def same_randomness() -> Iterator[Callable[[], None]]:
+    """Gives a function that sets the CPU's generator back to where it stands now, so that both sides draw alike."""
+    torch = import_module("torch")
+    start = torch.get_rng_state()
+    yield lambda: torch.set_rng_state(start)
 
 
 def call_module(module: Any, inputs: Any) -> Any:

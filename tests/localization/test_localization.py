@@ -20,10 +20,7 @@ import precision_align as pa
 
 HERE = Path(__file__).parent
 # Cases that are still answered wrongly, with the reason. They are strict: one that comes right must leave this table.
-KNOWN: dict[str, str] = {
-    "discrete.round_bf16": "exact ties of a rounding inside a module with floating output",
-    "recurrent.loop_detached": "an input that needs no gradient where the reference's does is not noticed",
-}
+KNOWN: dict[str, str] = {}
 
 
 def _load_cases() -> ModuleType:
