@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 # The attribute under which each wrapper keeps the module it wraps: DistributedDataParallel and DataParallel,
@@ -37,16 +38,18 @@ def find_shells(scopes: Iterable[str], kinds: Mapping[str, str], working: Iterab
     -> full class name; ``working``: scopes that were seen to compute something besides calling what they hold, so that
     a user's own attribute called "module" does not make its owner disappear.
     """
-    known = sorted(set(scopes))
     busy = set(working)
+    held: dict[str, set[str]] = defaultdict(set)
+    for scope in set(scopes):
+        parts = scope.split(".") if scope else []
+        for index, part in enumerate(parts):
+            held[".".join(parts[:index])].add(part)
     shells = set()
-    for scope in known:
-        prefix = f"{scope}." if scope else ""
-        below = [other for other in known if other != scope and other.startswith(prefix)]
-        held = {other[len(prefix) :].partition(".")[0] for other in below}
-        if not held & WRAPPER_PARTS:
+    for scope in set(scopes):
+        inner = held.get(scope, set())
+        if not inner & WRAPPER_PARTS:
             continue
-        if kinds.get(scope, "").rpartition(".")[2] in WRAPPER_CLASSES or (len(held) == 1 and scope not in busy):
+        if kinds.get(scope, "").rpartition(".")[2] in WRAPPER_CLASSES or (len(inner) == 1 and scope not in busy):
             shells.add(scope)
     return shells
 

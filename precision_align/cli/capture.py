@@ -9,7 +9,7 @@ from typing import Any
 
 from precision_align.cli.output import print_json, print_log
 from precision_align.cli.parsers import PROGRAM
-from precision_align.core.errors import PrecisionAlignError
+from precision_align.core.errors import PrecisionAlignError, UsageError
 
 SUMMARY = "record a run of an unchanged training script"
 
@@ -41,36 +41,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "match wins; may be given more than once",
     )
     parser.add_argument("--select", metavar="GLOB", action="append", help="record tensors of these modules only")
+    parser.add_argument("--plan", metavar="FILE", help="a zoom plan (TOML or JSON): how much to keep of which modules")
     parser.add_argument(
         "--sources",
         metavar="LIST",
         default="modules,gradients,parameters,optimizer",
-        help="what to record, by commas (default: %(default)s)",
+        help="what to record, by commas (default: %(default)s; also functions, operators)",
     )
     parser.add_argument(
         "--model",
         metavar="MODULE:ATTRIBUTE",
         help="the model, such as __main__:model (default: the first module with parameters that is called)",
     )
+    _add_limits(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--append", action="store_true", help="go on in the dump that is there")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- script.py ...", help="what to run")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the script. Returns its exit status."""
-    from precision_align.recording.launching import Launch, LaunchOptions, run_script
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trigger",
+        metavar="CONDITION",
+        action="append",
+        help="keep the last steps in memory and write them only when this becomes true: nan, inf, 'loss>3*median', "
+        "env:NAME, file:PATH, signal:USR1; may be given more than once",
+    )
+    parser.add_argument("--ring", metavar="N", type=int, default=4, help="how many steps that is (default: 4)")
+    parser.add_argument(
+        "--switch", metavar="EVENT", help="record only while file:PATH exists, env:NAME is set, or signal:USR1 says so"
+    )
+    parser.add_argument(
+        "--budget-bytes", metavar="N", type=int, help="keep less of the tensors beyond so many bytes a rank"
+    )
+    parser.add_argument("--facts", action="store_true", default=None, help="series of cheap facts of every batch")
 
-    options = LaunchOptions(
+
+def read_options(arguments: argparse.Namespace) -> Any:
+    """The options of a launch. Raises UsageError."""
+    from precision_align.recording.launching import LaunchOptions
+    from precision_align.recording.limits import Limits
+    from precision_align.recording.zoomplans import read_zoom_plan
+
+    if arguments.plan and arguments.select:
+        raise UsageError("--plan says which modules to record: leave --select out")
+    payload = read_payload(arguments.payload)
+    return LaunchOptions(
         path=arguments.output,
         steps=arguments.steps,
-        payload=read_payload(arguments.payload),
-        select=arguments.select,
+        payload=payload if arguments.payload or not arguments.plan else {},
+        select=read_zoom_plan(arguments.plan) if arguments.plan else arguments.select,
         sources=[part.strip() for part in arguments.sources.split(",") if part.strip()],
         model=arguments.model,
         overwrite=arguments.overwrite,
         append=arguments.append,
+        limits=Limits(
+            budget_bytes=arguments.budget_bytes,
+            trigger=arguments.trigger,
+            ring=arguments.ring,
+            switch=arguments.switch,
+            facts=arguments.facts,
+        ),
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script. Returns its exit status."""
+    from precision_align.recording.launching import Launch, run_script
+
+    options = read_options(arguments)
     words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
     launch = Launch()
     status = 0

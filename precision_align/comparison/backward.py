@@ -9,7 +9,7 @@ from precision_align.alignment.side import Node
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
-from precision_align.comparison.rows import Blame, blame_call, make_row, row_from_judgement, row_from_raw
+from precision_align.comparison.rows import RAW_GROWTH, Blame, blame_call, make_row, row_from_judgement, row_from_raw
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
@@ -43,7 +43,8 @@ class BackwardJudge:
             found = verdicts.get((child, record.key.path))
             blame, gap = self._blame(node, child), self._gap(record)
             if found is not None and found[0].status != Status.INCONCLUSIVE:
-                rows.append(row_from_judgement(record, blame, found[0], gap))
+                equal = gap.known and not gap.close and self._raw.are_equal(self._sources(node, record.order))
+                rows.append(row_from_judgement(record, blame, found[0], gap, sources_equal=equal))
                 continue
             if record.extra.get("shared"):
                 reason = "a sum over all consumers, not this call's share"
@@ -58,6 +59,8 @@ class BackwardJudge:
         rows: list[RecordResult] = []
         for unit in dict.fromkeys(node.unit for node in nodes):
             members = [node for node in nodes if node.unit == unit]
+            if any(node.call.error for node in members):
+                continue  # the run stopped in there: what is missing was never computed
             orders = [record.order for node in members for record in node.gradients.values()]
             lacking = [pair for node in sorted(members, key=lambda node: -node.call.exit) for pair in self._lack(node)]
             if orders and lacking:
@@ -106,9 +109,16 @@ class BackwardJudge:
             if path.partition(".")[0] != "output":
                 continue
             entered = self._raw.find_largest(outputs) if node in self._alignment.pairs else math.inf
-            reason = "computed outside the model from outputs that differ"
-            rows.append(row_from_raw(record, blame, self._gap(record), entered, reason))
+            rows.append(self._row_entry(record, blame, entered))
         return rows
+
+    def _row_entry(self, record: TensorRecord, blame: Blame, entered: float) -> RecordResult:
+        gap = self._gap(record)
+        out = gap.metrics.get("raw_over_max", math.inf)
+        if gap.known and not gap.close and 0 < out <= RAW_GROWTH * entered < math.inf:
+            note = "made by loss code outside the model, from outputs that differ about as much"
+            return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
+        return row_from_raw(record, blame, gap, entered, "computed outside the model from outputs that differ")
 
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
         targets = [

@@ -146,7 +146,7 @@ class Engine:
         return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = [*self._alignment.notes, *self._replay.notes]
+        notes = [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)
         for name, side in (("reference", self._reference), ("candidate", self._candidate)):
@@ -156,6 +156,12 @@ class Engine:
             if side.recomputed:
                 notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
         notes += self._note_flags()
+        weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
+        if weak and not self._replay.is_given:
+            notes.append(
+                f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "
+                "reference's code with replay= (--replay MODULE:FACTORY) for a float64 verdict"
+            )
         lacking = sum(row.status == Status.MISSING for row in rows)
         if lacking:
             notes.append(f"{lacking} records stand on one side only (missing): see the table")

@@ -41,14 +41,31 @@ class ForwardJudge:
         targets = list(self._list_targets(node))
         if not targets:
             return []
-        if self._sources_equal(node) and all(self._gap(target).equal for _, target in targets):
+        lacking = self._judge_structure(node)
+        if not lacking and self._sources_equal(node) and all(self._gap(target).equal for _, target in targets):
             return [
                 make_row(record, self._blame(node, child), Status.PASS, "hash", note="bit-equal, as are its inputs")
                 for child, record in targets
             ]
         verdicts, reason = self._replay.judge_forward(node)
         rows = [self._judge_target(node, child, record, verdicts, reason) for child, record in targets]
-        return rows + self._judge_flags(node, verdicts)
+        return rows + self._judge_flags(node, verdicts) + lacking
+
+    def _judge_structure(self, node: Node) -> list[RecordResult]:
+        """A row where the call returns fewer, more or otherwise nested tensors than the reference's."""
+        partner = self._alignment.pairs.get(node)
+        if partner is None or node.call.error or partner.call.error:
+            return []
+        ours, theirs = ({path for path in one.outputs if not path.startswith("written.")} for one in (node, partner))
+        if ours == theirs or not (ours and theirs):
+            return []
+        lost, more = sorted(theirs - ours), sorted(ours - theirs)
+        shown = next(iter(node.outputs.values()))
+        words = [f"returns no {', '.join(map(repr, lost))}"] if lost else []
+        words += [f"also returns {', '.join(map(repr, more))}"] if more else []
+        note = f"the candidate {' and '.join(words)}: another structure of outputs than the reference's"
+        status = Status.FAIL if lost else Status.WARN
+        return [make_row(shown, self._blame(node, -1), status, "structure", note=note)]
 
     def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
         for index, child in enumerate(node.children):
@@ -66,7 +83,9 @@ class ForwardJudge:
         blame, gap = self._blame(node, child), self._gap(record)
         found = verdicts.get((child, record.key.path))
         if found is not None and found[0].status != Status.INCONCLUSIVE:
-            row = row_from_judgement(record, blame, found[0], gap)
+            is_mask = "keep_rate" in found[0].metrics
+            equal = gap.known and not (gap.close or is_mask) and self._raw.are_equal(self._sources(node, record.order))
+            row = row_from_judgement(record, blame, found[0], gap, sources_equal=equal)
             return self._measure_amplification(node, self._judge_mask(node, self._check_random(node, row, gap)))
         why = reason or (found[0].why if found is not None else record.reason)
         if is_random_call(node) and gap.known and not gap.close and self._sources_close(node, record.order):

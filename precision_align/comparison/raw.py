@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from precision_align.core.dtypes import dtype_of
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
+from precision_align.numerics.kernels import kernel_name
 from precision_align.numerics.limits import raw_limit
-from precision_align.numerics.metrics import measure
+from precision_align.numerics.metrics import measure_words
 from precision_align.numerics.sketches import fold, relative_distance
+from precision_align.numerics.spreads import spread_words
 from precision_align.storage.base import Dump
+from precision_align.storage.mapping import release_pages
+
+# Below this a tensor's pages cost little, and the storage lets go of them now and then.
+RELEASE_BYTES = 32 << 20
 
 Pair = tuple[TensorRecord, "TensorRecord | None"]
 
@@ -43,6 +49,12 @@ class RawComparer:
         self._reference = reference
         self._candidate = candidate
         self._gaps: dict[tuple[str, str], Gap] = {}
+        self._measured = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Which kernel measured payloads, if any was measured."""
+        return [f"{self._measured} pairs measured by the {kernel_name()} kernel"] if self._measured else []
 
     def gap(self, candidate: TensorRecord, reference: TensorRecord | None) -> Gap:
         """How far a pair is apart; unknown where one side is missing or was not stored."""
@@ -85,15 +97,21 @@ class RawComparer:
     def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
         assert self._reference is not None
         try:
-            actual, expected = self._candidate.values(candidate.key), self._reference.values(reference.key)
+            actual, expected = _read_words(self._candidate, candidate), _read_words(self._reference, reference)
         except KeyError:
             return self._measure_summary(candidate, reference, limit)
         except DumpDamaged as error:
             return Gap(False, False, False, {}, limit, "", str(error))
-        found = measure(actual, expected)
+        self._measured += 1
+        dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
+        found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
         metrics = {f"raw_{name}": float(value) for name, value in found.to_dict().items()}
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
+        if not close:
+            # Several times the work of the pass above, so only for what is a difference worth the name.
+            spread = spread_words(actual, expected, *dtypes, release=_let_go(actual, expected))
+            metrics.update({f"raw_{name}": value for name, value in spread.to_dict().items()})
         return Gap(equal, close, True, metrics, limit, "payload")
 
     def _measure_summary(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
@@ -116,6 +134,25 @@ class RawComparer:
         note = "statistics only: cannot see values in the wrong places"
         close = _same_pattern(candidate, reference) and worst <= limit
         return Gap(False, close, True, {"raw_statistics_moved": worst}, limit, "statistics", note)
+
+
+def _read_words(dump: Dump, record: TensorRecord) -> Array:
+    """The raw words of a record, where possible without a copy. Raises KeyError, DumpDamaged."""
+    mapped = dump.map_payload(record.key)
+    return dump.payload(record.key) if mapped is None else mapped
+
+
+def _let_go(actual: Array, expected: Array) -> Callable[[int, int], None] | None:
+    """What releases mapped pages of a large pair behind the kernel, so that memory stays flat; small ones may stay."""
+    if max(actual.nbytes, expected.nbytes) < RELEASE_BYTES:
+        return None
+    flat = [words.reshape(-1) for words in (actual, expected) if words.flags.c_contiguous]
+
+    def release(start: int, stop: int) -> None:
+        for words in flat:
+            release_pages(words[start:stop])
+
+    return release
 
 
 def is_equal(left: TensorRecord, right: TensorRecord) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -27,12 +28,15 @@ Verdicts = Mapping[tuple[int, str], tuple[Judgement, TensorRecord | None]]
 
 
 class ReplayProvider:
-    """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all."""
+    """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
+    ``is_given`` where the user gave the reference's code."""
 
     def __init__(self, alignment: Alignment, replay: Any) -> None:
         self._alignment = alignment
         self.reason = ""
         self.notes: list[str] = []
+        self.is_given = replay is not None
+        self._reasons: Counter[str] = Counter()
         self._replayer: Any = None
         self._not_replayable: type[Exception] = Exception
         try:
@@ -111,7 +115,19 @@ class ReplayProvider:
             return None
         return found
 
+    def describe_failures(self) -> list[str]:
+        """Why calls could not be replayed although the reference's code was given."""
+        if not self.is_given:
+            return []
+        return [f"{count} calls were not replayed: {reason}" for reason, count in self._reasons.most_common(3)]
+
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
+        found, reason = self._try(node, method)
+        if reason and method == "judge_forward":
+            self._reasons[reason] += 1
+        return found, reason
+
+    def _try(self, node: Node, method: str) -> tuple[Verdicts, str]:
         if self._replayer is None:
             return {}, self.reason
         if node.call.error:

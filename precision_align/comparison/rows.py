@@ -49,8 +49,10 @@ def make_row(
     note: str = "",
     order: int | None = None,
 ) -> RecordResult:
-    """One result row."""
+    """One result row. Where every value is NaN nothing was compared: such a record never passes."""
     key = record.key
+    if status == Status.PASS and _is_all_nan(record):
+        status, evidence, note = Status.INCONCLUSIVE, "", f"every value is NaN on both sides; {note}"
     return RecordResult(
         key=str(key),
         scope=blame.scope,
@@ -74,11 +76,20 @@ def make_row(
     )
 
 
-def row_from_judgement(record: TensorRecord, blame: Blame, judgement: Judgement, gap: Gap) -> RecordResult:
-    """A local verdict; what passes locally but differs raw is propagated."""
+def _is_all_nan(record: TensorRecord) -> bool:
+    known = record.statistics
+    return known is not None and known.numel > 0 and known.nan == known.numel
+
+
+def row_from_judgement(
+    record: TensorRecord, blame: Blame, judgement: Judgement, gap: Gap, *, sources_equal: bool = False
+) -> RecordResult:
+    """A local verdict; what passes locally but differs raw is propagated, unless nothing differs that could be."""
     status = judgement.status
     note = judgement.why
-    if status == Status.PASS and gap.known and not gap.close:
+    if status == Status.PASS and gap.known and not gap.close and sources_equal:
+        note = f"{note}, though rounding shows much on these inputs: an ill-conditioned place"
+    elif status == Status.PASS and gap.known and not gap.close:
         status, note = Status.PROPAGATED, f"{note}; the difference came in through its inputs"
     metrics = {**judgement.metrics, **gap.metrics}
     return make_row(record, blame, status, "replay", metrics=metrics, limit=judgement.limit, note=note)

@@ -26,6 +26,10 @@ from precision_align.core.terms import Phase, Role, Site, Status
 SUM_UNITS = 16.0
 # Clipping divides by a norm over all gradients, which carries their propagated differences: below 5 % it says nothing.
 FACTOR_SLACK = 0.05
+# But it divides all of them by the same: one that is scaled otherwise than the rest is a fault. Fitted over all values
+# of a gradient, a factor is known to better than this and a few roundings of the dtype.
+ALIKE = 1e-3
+ALIKE_UNITS = 4.0
 
 Owner = tuple[str, str]
 
@@ -55,15 +59,19 @@ class TotalJudge:
         theirs = _find_totals(reference, rank, partner) if reference is not None and partner is not None else {}
         shares = _collect_shares(self._candidate, rank, step)
         other_shares = {} if reference is None or partner is None else _collect_shares(reference, rank, partner)
-        rows = []
+        relations: dict[Owner, tuple[Relation | None, Relation | None]] = {}
         for owner, record in ours.items():
-            other = theirs.get(owner)
-            gap = self._raw.gap(record, other)
             relation = _relate(self._candidate, record, shares.get(owner, []))
+            other = theirs.get(owner)
             expected = None
             if other is not None and reference is not None:
                 expected = _relate(reference, other, other_shares.get(owner, []))
-            rows.append(_judge_total(record, owner, gap, relation, expected, other is not None))
+            relations[owner] = relation, expected
+        common = _find_common_factor(relations.values())
+        rows = []
+        for owner, record in ours.items():
+            gap = self._raw.gap(record, theirs.get(owner))
+            rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
         return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
@@ -113,6 +121,7 @@ def _judge_total(
     relation: Relation | None,
     expected: Relation | None,
     has_partner: bool,
+    common: float,
 ) -> RecordResult:
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
     metrics = dict(gap.metrics)
@@ -127,11 +136,11 @@ def _judge_total(
     wanted = expected or Relation(True, 1.0)
     if relation.factor is not None:
         metrics["total_over_shares"] = relation.factor
-    if relation.is_sum and wanted.is_sum:
+    if relation.is_sum and wanted.is_sum and abs(common - 1) <= FACTOR_SLACK:
         status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
         return make_row(record, blame, status, "sum", metrics=metrics, note="the sum of its calls' shares")
     if relation.factor is not None and wanted.factor is not None:
-        return _judge_factor(record, blame, gap, relation.factor, wanted.factor, metrics)
+        return _judge_factor(record, blame, gap, relation.factor, wanted.factor, common, metrics)
     if relation.is_sum != wanted.is_sum and not gap.close:
         note = (
             f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
@@ -144,11 +153,29 @@ def _judge_total(
     return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=metrics, note=note)
 
 
+def _find_common_factor(relations: Iterable[tuple[Relation | None, Relation | None]]) -> float:
+    """By how much more the candidate scales its gradients than the reference, as most of them say."""
+    ratios = [
+        ours.factor / theirs.factor
+        for ours, theirs in relations
+        if ours is not None and theirs is not None and ours.factor and theirs.factor
+    ]
+    return float(np.median(ratios)) if ratios else 1.0
+
+
 def _judge_factor(
-    record: TensorRecord, blame: Blame, gap: Gap, factor: float, wanted: float, metrics: dict[str, float]
+    record: TensorRecord,
+    blame: Blame,
+    gap: Gap,
+    factor: float,
+    wanted: float,
+    common: float,
+    metrics: dict[str, float],
 ) -> RecordResult:
     limit = Limit("total_over_shares", wanted, "the reference's own relation of total and shares")
-    if abs(factor - wanted) <= FACTOR_SLACK * abs(wanted):
+    alike = max(ALIKE, ALIKE_UNITS * dtype_of(record.dtype).roundoff)
+    is_alike = abs(factor - common * wanted) <= alike * abs(common * wanted)
+    if is_alike and abs(common - 1) <= FACTOR_SLACK:
         status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
         note = "the same multiple of its calls' shares as in the reference"
         return make_row(record, blame, status, "sum", metrics=metrics, limit=limit, note=note)

@@ -49,8 +49,23 @@ class Key:
     path: str
 
     def __str__(self) -> str:
-        before = f"{self.step}/{self.micro}/{self.rank}/{self.source}/{escape(self.scope)}/{self.call}/{self.pass_}"
-        return f"{before}/{escape(self.op)}/{self.ordinal}/{self.phase}/{self.role}/{escape(self.path)}"
+        # join takes our terms as the strings that they are; formatting them would call Enum code four times.
+        return "/".join(
+            (
+                str(self.step),
+                str(self.micro),
+                str(self.rank),
+                self.source,
+                escape(self.scope),
+                str(self.call),
+                self.pass_,
+                escape(self.op),
+                str(self.ordinal),
+                self.phase,
+                self.role,
+                escape(self.path),
+            )
+        )
 
     @classmethod
     def parse(cls, text: str) -> Key:

@@ -10,10 +10,13 @@ from precision_align.core.keys import Key
 from precision_align.core.terms import Pass, Tier
 from precision_align.core.trees import Tree
 
-SCHEMA_VERSION = 0
+SCHEMA_VERSION = 1
 
 # An optimizer's steps are calls of this scope and its index; module paths hold no colon.
 OPTIMIZER_SCOPE = "optimizer:"
+# Calls of operators and of functions: the prefix stands before the scope of the module whose call ran them.
+OPERATOR_SCOPE = "operator:"
+FUNCTION_SCOPE = "function:"
 
 
 @dataclass(frozen=True)

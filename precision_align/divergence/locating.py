@@ -10,6 +10,7 @@ from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 from precision_align.divergence.explanations import explain
+from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
@@ -103,7 +104,7 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
 def _decide(comparison: Comparison, first: Divergence | None) -> Verdict:
     if first is not None:
         return Verdict.DIVERGED
-    if comparison.interrupted:
+    if comparison.interrupted or _hides_a_cause(comparison):
         return Verdict.NOT_COMPARABLE
     judged = any(
         row.status not in _UNJUDGED
@@ -112,6 +113,31 @@ def _decide(comparison: Comparison, first: Divergence | None) -> Verdict:
         if row.site != Site.INPUTS
     )
     return Verdict.ALIGNED if judged else Verdict.NOT_COMPARABLE
+
+
+def _hides_a_cause(comparison: Comparison) -> bool:
+    """The model's outputs differ, and something before them differs too that nobody could judge.
+
+    Sums of shares and optimizer steps do not count: their sources were judged, and they are listed.
+    """
+    unknown = [
+        row
+        for row in comparison.rows
+        if row.status == Status.INCONCLUSIVE and _differs(row) and row.phase != Phase.STEP and row.op != "gradient"
+    ]
+    if not unknown:
+        return False
+    start = min((row.step, row.rank, row.order) for row in unknown)
+    return any(
+        _differs(row) and (row.step, row.rank, row.order) >= start
+        for row in comparison.rows
+        if (row.role == Role.OUTPUT and row.scope in comparison.roots) or row.phase == Phase.BACKWARD
+    )
+
+
+def _differs(row: RecordResult) -> bool:
+    limit = raw_limit("float32") if row.limit is None or row.limit.metric != "raw_over_max" else row.limit.value
+    return row.metrics.get("raw_over_max", 0.0) > limit
 
 
 def _note_amplifiers(rows: Sequence[RecordResult]) -> list[str]:

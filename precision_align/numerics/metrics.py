@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
-from precision_align.core.dtypes import Array
+from precision_align.core.dtypes import Array, Dtype
+from precision_align.numerics.blocked import add_arrays
+from precision_align.numerics.kernels import Kernel, choose_kernel
+from precision_align.numerics.pairs import SMALL, SPAN, Flat, Plan, Release, cut, dtype_of_array, make_plan
+from precision_align.numerics.tallies import Tally
 
-BLOCK = 1 << 16  # elements a pass: 0.5 MB of float64 a buffer, in the second-level cache
-SQUARABLE = 1e140  # sums of squares of values between its inverse and this neither overflow nor vanish
+# Sums of squares of values between its inverse and this neither overflow nor vanish in float64.
+SQUARABLE = 1e140
+
+# Threads pay from here on: two of them take 0.1 ms to start, and this many bytes take one of them 0.5 ms.
+_THREADED_BYTES = 1 << 24
+_MAX_THREADS = 8  # a handful of cores uses up the memory's bandwidth
+
+# Up to this |e|^2 / |b|^2 vectors are near: their angle comes from e. Beyond, a tiny |a| would vanish in |a - b|.
+_CLOSE = 0.25
 
 
 @dataclass(frozen=True)
@@ -22,7 +37,9 @@ class Difference:
     came); ``rel_l2``: norm of the difference over the norm of expected; ``over_max``: max_abs over
     the largest |expected|; ``one_minus_cosine``: from differences, exact for near-equal vectors; ``bias``: mean signed
     difference; ``mismatched``: share of values that differ at all; ``nonfinite``: count of values whose NaN or Inf
-    state differs; ``worst_index``: flat position of the largest difference.
+    state differs; ``worst_index``: flat position of the largest difference; ``low``, ``high``: the range of expected
+    (its modulus, if complex), 0 where nothing is finite; ``psnr``: that range over the RMSE in decibels, infinite for
+    equal tensors; ``nan_actual`` to ``inf_expected``: how many NaN and Inf each side has.
     """
 
     max_abs: float
@@ -36,106 +53,182 @@ class Difference:
     mismatched: float
     nonfinite: int
     worst_index: int
+    low: float
+    high: float
+    psnr: float
+    nan_actual: int
+    nan_expected: int
+    inf_actual: int
+    inf_expected: int
 
     def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-
-@dataclass
-class _Sums:
-    unit: float = 1.0
-    count: int = 0
-    unequal: int = 0
-    nonfinite: int = 0
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    max_expected: float = 0.0
-    worst: int = 0
-    absolute: float = 0.0
-    square: float = 0.0
-    signed: float = 0.0
-    expected: float = 0.0
-    actual: float = 0.0
+        """All of it by name."""
+        return dict(vars(self))
 
 
 def measure(actual: Array, expected: Array) -> Difference:
-    """Compare two arrays of one shape (any numeric dtype; complex by modulus). Raises ValueError on other shapes."""
+    """Compare two arrays of one shape (any NumPy number type; complex by modulus). Raises ValueError on other shapes.
+
+    Raises TypeError where an array does not hold numbers.
+    """
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    return measure_words(actual, expected, dtype_of_array(actual), dtype_of_array(expected))
+
+
+def measure_words(
+    actual: Array,
+    expected: Array,
+    dtype: Dtype,
+    expected_dtype: Dtype | None = None,
+    *,
+    release: Release | None = None,
+    threads: int = 0,
+    kernel: Kernel | None = None,
+) -> Difference:
+    """Compare two tensors of one shape given as raw words. Raises ValueError on other shapes.
+
+    Extra memory: under 4 MB a thread whatever the size. ``release(start, stop)`` is called once for elements that are
+    not needed any more (values near the ends of float64's range are read a second time all the same). ``threads``: 0
+    for as many as there are cores, at most 8, for large tensors; the result does not depend on it.
+    """
     if actual.shape != expected.shape:
         raise ValueError(f"shapes differ: {actual.shape} and {expected.shape}")
-    left, right = np.ravel(actual), np.ravel(expected)
-    with np.errstate(all="ignore"):
-        sums = _Sums(unit=_find_unit(left, right))
-        for start in range(0, left.size, BLOCK):
-            _add_block(sums, left[start : start + BLOCK], right[start : start + BLOCK], start)
-    return _finish(sums, left.size)
+    sums, unit = tally_words(actual, expected, dtype, expected_dtype or dtype, release, threads, kernel)
+    return _finish(sums, unit, actual.size)
 
 
-def _find_unit(left: Array, right: Array) -> float:
-    """The power of two to divide by, so that squares stay in float64's range: 1 for all but extreme float64."""
-    if not any(np.dtype(values.dtype) in (np.float64, np.complex128) for values in (left, right)):
-        return 1.0
-    peak = 0.0
-    for values in (left, right):
-        for start in range(0, values.size, BLOCK):
-            size = np.abs(values[start : start + BLOCK].astype(np.complex128 if values.dtype.kind == "c" else float))
-            peak = max(peak, float(np.max(size, initial=0.0, where=np.isfinite(size))))
-    if peak == 0 or 1 / SQUARABLE < peak < SQUARABLE:
-        return 1.0
-    return math.ldexp(1.0, max(-1000, min(1000, math.frexp(peak)[1])))
+def tally_words(
+    actual: Array,
+    expected: Array,
+    dtype: Dtype,
+    expected_dtype: Dtype,
+    release: Release | None = None,
+    threads: int = 0,
+    kernel: Kernel | None = None,
+) -> tuple[Tally, float]:
+    """The sums behind :func:`measure_words`, and the power of two that their values were divided by."""
+    kernel = kernel or choose_kernel()
+    pair = _Pair(Flat(actual), Flat(expected), make_plan(dtype, expected_dtype, kernel.forms), kernel, release)
+    total = _add_up(pair, actual.size, _count_threads(threads, actual.nbytes) if kernel.threaded else 1)
+    if 1 / SQUARABLE < total.peak < SQUARABLE or total.peak == 0:
+        return total, 1.0
+    unit = math.ldexp(1.0, max(-1000, min(1000, math.frexp(min(total.peak, sys.float_info.max))[1])))
+    again = Tally.empty()
+    for start, stop in cut(actual.size, SMALL):
+        add_arrays(again, *pair.read(start, stop), start, unit)
+    return again, unit
 
 
-def _subtract_integers(left: Array, right: Array) -> Array:
-    """left - right as float64, from exact differences: int64 values beyond 2^53 are no float64."""
-    a, b = left.astype(np.uint64), right.astype(np.uint64)
-    above = left > right
-    return np.where(above, a - b, b - a).astype(np.float64) * np.where(above, 1.0, -1.0)
+class _Pair:
+    """Two tensors, the plan for them, and the kernel that follows it."""
+
+    def __init__(self, actual: Flat, expected: Flat, plan: Plan, kernel: Kernel, release: Release | None) -> None:
+        self._actual, self._expected = actual, expected
+        self._plan, self._kernel, self._release = plan, kernel, release
+        direct = actual.plain and expected.plain and plan.form and not plan.actual and not plan.expected
+        # Few elements at a time where a copy has to be made of them.
+        self._step = SPAN if direct else SMALL
+
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        """A piece of each side in the plan's form."""
+        left, right = self._actual.piece(start, stop), self._expected.piece(start, stop)
+        if self._plan.actual is not None:
+            left = self._plan.actual(left)
+        if self._plan.expected is not None:
+            right = self._plan.expected(right)
+        return left, right
+
+    def tally(self, bounds: tuple[int, int]) -> Tally:
+        """The sums over one span, whose pieces are taken in order."""
+        start, stop = bounds
+        if stop - start <= self._step:
+            span = self._tally_piece(start, stop)
+        else:
+            span = Tally.empty()
+            for first, last in cut(stop - start, self._step):
+                span.extend(self._tally_piece(start + first, start + last), first)
+        if self._release is not None:
+            self._release(start, stop)
+        return span
+
+    def _tally_piece(self, start: int, stop: int) -> Tally:
+        piece = Tally.empty()
+        left, right = self.read(start, stop)
+        if self._plan.form:
+            self._kernel.add(piece, left, right, self._plan.form)
+        else:
+            add_arrays(piece, left, right)
+        return piece
 
 
-def _add_block(sums: _Sums, left: Array, right: Array, start: int) -> None:
-    kind = np.complex128 if "c" in (left.dtype.kind, right.dtype.kind) else np.float64
-    a, b = left.astype(kind) / sums.unit, right.astype(kind) / sums.unit
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not finite.all():
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        sums.nonfinite += int(np.count_nonzero(~finite & ~same))
-        sums.unequal += int(np.count_nonzero(~finite & ~same))
-        a, b = np.where(finite, a, 0), np.where(finite, b, 0)
-    integers = left.dtype.kind in "iu" and right.dtype.kind in "iu"
-    error = _subtract_integers(left, right) if integers else a - b
-    size, base = np.abs(error), np.abs(b)
-    sums.count += int(np.count_nonzero(finite))
-    sums.unequal += int(np.count_nonzero(size))
-    place = int(np.argmax(size)) if size.size else 0
-    if size.size and size[place] > sums.max_abs:
-        sums.max_abs, sums.worst = float(size[place]), start + place
-    nonzero = base > 0
-    if nonzero.any():
-        sums.max_rel = max(sums.max_rel, float((size[nonzero] / base[nonzero]).max()))
-        sums.max_expected = max(sums.max_expected, float(base.max()))
-    sums.absolute += float(size.sum())
-    sums.square += float(np.square(size).sum())
-    sums.signed += float(error.real.sum())
-    sums.expected += float(np.square(base).sum())
-    sums.actual += float(np.square(np.abs(a)).sum())
+def _add_up(pair: _Pair, size: int, threads: int) -> Tally:
+    """The sums over all spans, joined in their order, so that they do not depend on the number of threads."""
+    if size <= SPAN:
+        return pair.tally((0, size))
+    spans = list(cut(size, SPAN))
+    total = Tally.empty()
+    if threads > 1:
+        with ThreadPoolExecutor(min(threads, len(spans))) as pool:
+            found: Iterable[Tally] = pool.map(pair.tally, spans)
+            return _join(total, found, spans)
+    return _join(total, map(pair.tally, spans), spans)
 
 
-def _finish(sums: _Sums, total: int) -> Difference:
+def _join(total: Tally, found: Iterable[Tally], spans: list[tuple[int, int]]) -> Tally:
+    for tally, (start, _) in zip(found, spans):
+        total.extend(tally, start)
+    return total
+
+
+def _count_threads(wanted: int, nbytes: int) -> int:
+    if wanted:
+        return wanted
+    if nbytes < _THREADED_BYTES:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MAX_THREADS)
+
+
+def _finish(sums: Tally, unit: float, total: int) -> Difference:
     count = max(sums.count, 1)
     norm = math.sqrt(sums.expected)
-    product = math.sqrt(sums.actual) * norm
-    # |a-b|^2 = (|a|-|b|)^2 + 2|a||b|(1-cos): no cancellation for nearly equal vectors
-    gap = (math.sqrt(sums.actual) - norm) ** 2
     nothing = 0.0 if sums.square == 0 else 1.0
+    rmse = math.sqrt(sums.square / count)
+    low, high = (sums.low, sums.high) if sums.count else (0.0, 0.0)
     return Difference(
-        max_abs=sums.max_abs * sums.unit,
-        mean_abs=sums.absolute / count * sums.unit,
-        rmse=math.sqrt(sums.square / count) * sums.unit,
+        max_abs=sums.max_abs * unit,
+        mean_abs=sums.absolute / count * unit,
+        rmse=rmse * unit,
         max_rel=sums.max_rel if sums.max_abs == 0 or sums.max_rel > 0 else math.inf,
         rel_l2=math.sqrt(sums.square) / norm if norm > 0 else nothing * math.inf if nothing else 0.0,
-        over_max=sums.max_abs / sums.max_expected if sums.max_expected > 0 else (math.inf if nothing else 0.0),
-        one_minus_cosine=max(0.0, (sums.square - gap) / (2 * product)) if product > 0 else nothing,
-        bias=sums.signed / count * sums.unit,
+        over_max=sums.max_abs / sums.largest if sums.largest > 0 else (math.inf if nothing else 0.0),
+        one_minus_cosine=_find_angle(sums, norm, nothing),
+        bias=sums.signed_sum / count * unit,
         mismatched=sums.unequal / max(total, 1),
         nonfinite=sums.nonfinite,
         worst_index=sums.worst,
+        low=low * unit,
+        high=high * unit,
+        psnr=_find_psnr(high - low, rmse),
+        nan_actual=sums.nan_actual,
+        nan_expected=sums.nan_expected,
+        inf_actual=sums.inf_actual,
+        inf_expected=sums.inf_expected,
     )
+
+
+def _find_angle(sums: Tally, norm: float, nothing: float) -> float:
+    """1 - cos; near-equal vectors by |a-b|^2 = (|a|-|b|)^2 + 2|a||b|(1-cos), in which 1 does not cancel."""
+    size = math.sqrt(max(sums.actual, 0.0))
+    product = size * norm
+    if product == 0:
+        return nothing
+    if sums.square >= _CLOSE * sums.expected:
+        return max(0.0, 1 - sums.cross / product)
+    return max(0.0, (sums.square - (size - norm) ** 2) / (2 * product))
+
+
+def _find_psnr(span: float, rmse: float) -> float:
+    if rmse == 0:
+        return math.inf
+    return 20 * math.log10(span / rmse) if span > 0 else -math.inf

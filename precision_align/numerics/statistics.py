@@ -10,6 +10,7 @@ import numpy as np
 
 from precision_align.core.dtypes import Array, Dtype, widen
 from precision_align.core.records import Statistics
+from precision_align.numerics.summaries import FORMS, load_summaries
 
 # 64 Ki float64 values are 512 KiB: a block and its scratch stay in a core's L2 cache (the fastest of 16 Ki to 1 Mi).
 BLOCK = 1 << 16
@@ -110,16 +111,26 @@ def summarize(words: Array, dtype: Dtype) -> Statistics:
 
     Sums run over the finite values in float64, blocks of 64 Ki elements joined exactly (``math.fsum``); integers,
     bools and raw quantized codes count as numbers (beyond 2**53 the extremes are rounded to float64), complex numbers
-    by modulus. A complex value with a NaN part counts as NaN. Extra memory: about 3 MiB whatever the size.
+    by modulus. A complex value with a NaN part counts as NaN. Where there is a C compiler (see
+    :mod:`~precision_align.numerics.summaries`) the sums are those of another order, equal within float64 rounding. Extra memory: about 3 MiB whatever the size.
     """
+    compiled = load_summaries() if dtype.name in FORMS else None
+    if compiled is not None:
+        found = compiled.summarize([words] if words.flags.c_contiguous else iterate_blocks(words), dtype.name)
+        if dtype.name != "float64" or _is_safe(max(abs(found.minimum), abs(found.maximum))):
+            return found
     smallest = dtype.smallest if dtype.is_floating else 0.0
     with np.errstate(all="ignore"):
         summary = _accumulate(words, dtype, _Summary(words.size, smallest))
         largest = summary.largest
-        exponent = math.frexp(largest)[1]
-        if largest and abs(exponent) > _SAFE_EXPONENT:
+        if not _is_safe(largest):
+            exponent = math.frexp(largest)[1]
             summary = _accumulate(words, dtype, _Summary(words.size, smallest, exponent))
         return summary.result()
+
+
+def _is_safe(largest: float) -> bool:
+    return not largest or abs(math.frexp(largest)[1]) <= _SAFE_EXPONENT
 
 
 def _accumulate(words: Array, dtype: Dtype, summary: _Summary) -> _Summary:

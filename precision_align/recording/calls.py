@@ -18,6 +18,7 @@ from precision_align.core.trees import Tree, class_name, flatten
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line, plain_attributes
+from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
 from precision_align.recording.staging import Staged
 from precision_align.recording.tape import Place, Tape
@@ -157,6 +158,11 @@ class CallRecorder:
             self._local = threading.local()
 
     @property
+    def open_frames(self) -> Sequence[Frame]:
+        """The module calls that run on this thread, the innermost last."""
+        return self._frames
+
+    @property
     def _frames(self) -> list[Frame]:
         if not hasattr(self._local, "frames"):
             self._local.frames = {}
@@ -178,7 +184,7 @@ class CallRecorder:
             origin=caller_line(),
             raised_before=sys.exc_info()[1],
             autocast=enabled_autocast(),
-            modes=call_modes(),
+            modes={**call_modes(), "rng": describe_generators()},
             training=bool(module.training),
             grad_enabled=torch.is_grad_enabled(),
             wanted=self._tape.plan.wants_scope(scope),
@@ -308,6 +314,8 @@ class CallRecorder:
             with self._lock:
                 self._num_open -= 1
         module, place = frame.module, frame.place
+        drawn = describe_generators()
+        modes = frame.modes if drawn == frame.modes["rng"] else {**frame.modes, "rng_after": drawn}
         self._tape.call(
             Call(
                 step=place.step,
@@ -328,7 +336,7 @@ class CallRecorder:
                 output=output,
                 attributes=plain_attributes(module),
                 autocast=frame.autocast,
-                modes=frame.modes,
+                modes=modes,
                 source=frame.origin,
                 error=error,
             )

@@ -8,7 +8,7 @@ import platform
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 from uuid import uuid4
 
 import numpy as np
@@ -20,6 +20,7 @@ from precision_align.recording.modes import session_modes
 from precision_align.recording.origins import module_classes
 from precision_align.recording.parameters import tied_names
 from precision_align.recording.plan import Plan
+from precision_align.recording.shards import describe_shard
 from precision_align.storage import layout
 
 _SWITCHES = (
@@ -50,6 +51,19 @@ def find_rank(rank: Optional[int] = None) -> tuple[int, int]:
 def _environment_number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else default
+
+
+def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
+    """Where this process stands among the others: host, local rank, backend, and the mesh of sharded parameters."""
+    placement: dict[str, Any] = {"host": platform.node(), "local_rank": _environment_number("LOCAL_RANK", 0)}
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        placement["backend"] = str(distributed.get_backend())
+    shards = [shard for shard in map(describe_shard, model.parameters()) if shard is not None]
+    meshes = [{"mesh": shard["mesh"], "names": shard["mesh_names"]} for shard in shards]
+    if meshes:
+        placement["meshes"] = [mesh for index, mesh in enumerate(meshes) if mesh not in meshes[:index]]
+    return placement
 
 
 def find_versions() -> dict[str, str]:
@@ -102,7 +116,12 @@ def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None)
         world=world,
         device=find_device(model),
         versions=find_versions(),
-        capture={**plan.describe(), "modes": session_modes(), "environment": switches},
+        capture={
+            **plan.describe(),
+            "modes": session_modes(),
+            "environment": switches,
+            "layout": describe_layout(model),
+        },
         modules=module_classes(model),
         aliases=aliases,
         parameters={name: tied_names(model).get(name, []) for name, _ in model.named_parameters()},

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from precision_align.core.terms import Phase, Role, Source
+from precision_align.core.terms import Phase, Role
 from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Tape
 
@@ -92,12 +92,14 @@ class Tap:
         if self._dtype not in (None, gradient.dtype):
             with untouched():
                 gradient = gradient.detach().to(self._dtype)
+        # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
+        path = f"{self.path}~{self._passes}" if self.place.op and self._passes else self.path
         self._ledger.tape.record(
             self.place,
-            Source.MODULE,
+            self.place.source,
             Phase.BACKWARD,
             Role.GRADIENT,
-            self.path,
+            path,
             gradient,
             ordinal=self._passes,
             extra=self.extra,
@@ -118,6 +120,7 @@ class Ledger:
     num_taken: int = 0
     _pending: dict[int, Tap] = field(default_factory=dict)
     _tasks: set[int] = field(default_factory=set)
+    _handles: list[tuple[Any, Any]] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)
 
     def close_step(self) -> None:
@@ -126,6 +129,24 @@ class Ledger:
             self._finish(list(self._pending.values()))
             self._tasks.clear()
             self.generation += 1
+            while self._handles:
+                self._handles.pop()[1].remove()
+
+    def watch_tensor(self, place: Place, path: str, tensor: torch.Tensor) -> None:
+        """Record the gradient that arrives at a tensor, the total over its uses; nothing where it has none.
+
+        A leaf is watched at the node that accumulates its gradient, until the step ends.
+        """
+        if not tensor.requires_grad:
+            return
+        tap = Tap(self, place, path, {})
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(self._make_prehook([(tap, tensor.output_nr)]))
+            return
+        with torch._C.DisableTorchFunction(), torch.enable_grad():
+            node: Any = tensor.view_as(tensor).grad_fn
+        accumulator = node.next_functions[0][0]  # lives no longer than somebody holds it
+        self._handles.append((accumulator, accumulator.register_prehook(self._make_prehook([(tap, 0)]))))
 
     def watch_outputs(self, nodes: Mapping[int, tuple[Any, list[tuple[Tap, int]]]]) -> None:
         """Hook the nodes whose outputs are the call's outputs."""

@@ -12,7 +12,7 @@ def _is_never_compiling() -> bool:
     return False
 
 
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_never_compiling)  # torch 2.3
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_never_compiling)  # torch 2.3
 
 
 def ignore_call(*arguments: Any) -> None:
@@ -32,7 +32,7 @@ class Hook:
     def __call__(self, *arguments: Any) -> None:
         # A compiler traces hooks into its graph. Breaking the graph here would change what it fuses, and so the
         # numbers: inside compiled code a hook is to vanish.
-        if _is_compiling():
+        if is_compiling():
             return
         self._follow(*arguments)
 
@@ -102,7 +102,8 @@ class Hooks:
             if called is module or getattr(called, "_is_replica", False):
                 self._leave(called, scope, output)
 
-        self._handles.append(module.register_forward_pre_hook(Hook(enter), with_kwargs=True))
+        # first, so that what the user's own hooks do to the inputs and the state (spectral_norm) is part of the call
+        self._handles.append(module.register_forward_pre_hook(Hook(enter), prepend=True, with_kwargs=True))
         self._handles.append(module.register_forward_hook(Hook(leave), with_kwargs=True, always_call=True))
 
     def uncalled(self, called: Collection[str]) -> list[str]:

@@ -15,9 +15,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.errors import UsageError
-from precision_align.recording.environment import find_rank
+from precision_align.recording.crew import Taps
+from precision_align.recording.environment import find_rank, has_compiled
+from precision_align.recording.limits import NO_LIMITS, Limits
 from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups
-from precision_align.recording.plan import SOURCES, Payload, Steps, make_plan
+from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
 from precision_align.recording.session import Recorder, start_recorder
 from precision_align.storage.layout import name_rank
 
@@ -33,11 +35,16 @@ class LaunchOptions:
     path: str
     steps: Steps = None
     payload: Payload = "full"
-    select: Optional[Sequence[str]] = None
+    select: Select = None
     sources: Sequence[str] = SOURCES
     model: Optional[str] = None
     overwrite: bool = False
     append: bool = False
+    limits: Limits = NO_LIMITS
+
+
+# By then every model of the loop has had its turn; watching longer would cost every module call of the script.
+_STEPS_WATCHED = 2
 
 
 @dataclass
@@ -58,8 +65,12 @@ class _Watch:
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
         self._replacement: Optional[Callable[..., Any]] = None
+        self._taps = Taps(frozenset(options.sources))
+        self._familiar: set[int] = set()
+        self._others: list[torch.nn.Module] = []
 
     def __enter__(self) -> _Watch:
+        self._taps.enter(self._stack, self._note)
         self._wait_for_call()
         for register, hook in (
             (register_optimizer_step_pre_hook, self._before_step),
@@ -71,6 +82,10 @@ class _Watch:
     def __exit__(self, *error: Any) -> Optional[bool]:
         self._stop_waiting()
         return self._stack.__exit__(*error)
+
+    def _note(self, text: str) -> None:
+        if self._launch.recorder is not None:
+            self._launch.recorder.note(text)
 
     def _wait_for_call(self) -> None:
         original = torch.nn.Module.__call__
@@ -92,17 +107,43 @@ class _Watch:
 
     def _consider(self, module: torch.nn.Module) -> None:
         """Start the session if this call is the model's; modules without parameters (transforms) are no models."""
+        if self._launch.recorder is not None:
+            self._name_other(self._launch.recorder, module)
+            return
         model = _resolve(self._options.model) if self._options.model else module
         if model is None or next(model.parameters(), None) is None:
             return
-        self._stop_waiting()
         self._model = model
+        self._familiar = {id(part) for part in model.modules()}
         options = self._options
         plan = make_plan(options.sources, options.payload, options.select, options.steps)
         recorder = start_recorder(
-            model, options.path, plan, overwrite=options.overwrite, append=options.append, accumulates=True
+            model,
+            options.path,
+            plan,
+            overwrite=options.overwrite,
+            append=options.append,
+            accumulates=True,
+            limits=options.limits,
+            taps=self._taps,
         )
         self._launch.recorder = self._stack.enter_context(recorder)
+
+    def _name_other(self, recorder: Recorder, module: torch.nn.Module) -> None:
+        """A module is called that is no part of the captured model: a second network, which is not recorded."""
+        if recorder.num_steps > _STEPS_WATCHED or has_compiled():
+            self._stop_waiting()
+        if id(module) in self._familiar:
+            return
+        parts = {id(part) for part in module.modules()}
+        if not parts.isdisjoint(self._familiar) or next(module.parameters(), None) is None:
+            return  # a wrapper around the model, or part of it that came later, or no network at all
+        self._familiar |= parts
+        self._others.append(module)  # its parts keep their ids while it lives
+        recorder.note(
+            f"the script also calls a {type(module).__name__} that is no part of the captured "
+            f"{type(self._model).__name__}: it is not recorded; choose with --model, or capture both as parts of one module"
+        )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self._launch.recorder
@@ -141,6 +182,10 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     such script and for options that do not fit.
     """
     make_plan(options.sources, options.payload, options.select, options.steps)
+    options.limits.check()
+    with ExitStack() as opened:  # a mistake in them is to be said before the script runs
+        options.limits.make_trigger(opened)
+        options.limits.make_switch(opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
     run, arguments, folder = _find_program(argv)

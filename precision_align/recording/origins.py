@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Any, Optional
@@ -11,7 +12,7 @@ import torch
 
 from precision_align.core.trees import Tree, class_name, flatten, scalars
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(warnings.__file__))
 _BOOKKEEPING = frozenset(torch.nn.Module().__dict__)
 
 

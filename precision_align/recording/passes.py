@@ -11,7 +11,9 @@ from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.losses import BackwardListener
 from precision_align.recording.parameters import ParameterRecorder
+from precision_align.recording.scaling import ScaleWatcher
 from precision_align.recording.series import Series
+from precision_align.recording.shards import local_shard
 from precision_align.recording.staging import Staged, untouched
 from precision_align.recording.tape import Place, Tape
 
@@ -23,8 +25,11 @@ class PassRecorder(BackwardListener):
     them, so the totals are left to it.
     """
 
-    def __init__(self, tape: Tape, ledger: Ledger, series: Series, parameters: ParameterRecorder) -> None:
+    def __init__(
+        self, tape: Tape, ledger: Ledger, series: Series, parameters: ParameterRecorder, scales: ScaleWatcher
+    ) -> None:
         self._tape, self._ledger, self._series, self._parameters = tape, ledger, series, parameters
+        self._scales = scales
         self._losses: list[tuple[torch.Tensor, Optional[Staged], int]] = []
         self._num_passes = self._taken_before = 0
         self._waiting = False
@@ -74,8 +79,13 @@ class PassRecorder(BackwardListener):
     def _keep_loss(self, root: torch.Tensor) -> None:
         if root.numel() != 1 or root.is_complex() or not self.in_step:
             return
+        unscaled = self._scales.find(root)
+        if unscaled is not None:
+            self._series.add("loss_scale", self._tape.clock.batch, unscaled.scale, given=False)
+            self._losses.append((unscaled.value, unscaled.staged, self._tape.tick()))
+            return
         with untouched():
-            value = root.detach().clone()
+            value = local_shard(root).detach().clone()
         self._losses.append((value, self._tape.stage(root) if self._tape.clock.recording else None, self._tape.tick()))
 
     def _log_loss(self, value: torch.Tensor, staged: Optional[Staged], order: int) -> None:

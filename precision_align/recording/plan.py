@@ -9,10 +9,14 @@ from typing import Any, Optional, Union
 
 from precision_align.core.errors import UsageError
 from precision_align.core.terms import Tier
+from precision_align.recording.zoomplans import ZoomPlan
 
 SOURCES = ("modules", "gradients", "parameters", "optimizer")
+# Off by default: they see more, cost more, and run the program under a torch mode.
+EXTRA_SOURCES = ("operators", "functions")
 Steps = Union[str, int, Collection[int], None]
 Payload = Union[str, Tier, Mapping[str, Union[str, Tier]]]
+Select = Union[str, Sequence[str], ZoomPlan, None]
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,16 @@ class Plan:
 def make_plan(
     sources: Sequence[str] = SOURCES,
     payload: Payload = "full",
-    select: Union[str, Sequence[str], None] = None,
+    select: Select = None,
     steps: Steps = None,
 ) -> Plan:
     """Check and parse what the user asked for. Raises UsageError for unknown names and unreadable step lists."""
-    unknown = sorted(set([sources] if isinstance(sources, str) else sources) - set(SOURCES))
+    known = (*SOURCES, *EXTRA_SOURCES)
+    unknown = sorted(set([sources] if isinstance(sources, str) else sources) - set(known))
     if unknown:
-        raise UsageError(f"unknown sources {', '.join(map(repr, unknown))}; there are {', '.join(SOURCES)}")
+        raise UsageError(f"unknown sources {', '.join(map(repr, unknown))}; there are {', '.join(known)}")
+    if isinstance(select, ZoomPlan):
+        return _zoom(select, sources, payload, steps)
     globs = [select] if isinstance(select, str) else select
     return Plan(
         sources=frozenset([sources] if isinstance(sources, str) else sources),
@@ -71,6 +78,13 @@ def make_plan(
         select=None if globs is None else tuple(globs),
         steps=parse_steps(steps),
     )
+
+
+def _zoom(zoom: ZoomPlan, sources: Sequence[str], payload: Payload, steps: Steps) -> Plan:
+    """A zoom plan's tiers, then those given beside it as a mapping; steps given beside it go first."""
+    tiers: dict[str, Union[str, Tier]] = {"*": zoom.default, **zoom.payload}
+    tiers.update(payload if isinstance(payload, Mapping) else {})
+    return make_plan(sources, tiers, None, zoom.steps if steps is None else steps)
 
 
 def _parse_payload(payload: Payload) -> tuple[tuple[str, Tier], ...]:

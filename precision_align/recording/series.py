@@ -8,6 +8,8 @@ from typing import Union
 
 import torch
 
+from precision_align.recording.staging import untouched
+
 Value = Union[float, torch.Tensor]
 
 
@@ -51,4 +53,5 @@ def _read(value: Value) -> float:
         return value
     if value.device.type == "meta":
         return math.nan
-    return float(value.item())
+    with untouched():
+        return float(value.item())

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
@@ -17,24 +18,24 @@ from precision_align.core.errors import PrecisionAlignError, UsageError
 from precision_align.core.records import Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
-from precision_align.recording.environment import describe_run, find_last_step, has_compiled
+from precision_align.recording.crew import Taps, gather_crew
+from precision_align.recording.environment import describe_run, find_last_step
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
+from precision_align.recording.limits import NO_LIMITS, Limits
 from precision_align.recording.losses import listening
 from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper, as_optimizers
 from precision_align.recording.parameters import ParameterRecorder
 from precision_align.recording.passes import PassRecorder
-from precision_align.recording.plan import SOURCES, Payload, Plan, Steps, make_plan
+from precision_align.recording.points import check_saved, read_number
+from precision_align.recording.plan import SOURCES, Payload, Plan, Select, Steps, make_plan
+from precision_align.recording.rings import RING_BYTES, RingSink
 from precision_align.recording.series import Series
-from precision_align.recording.staging import untouched
+from precision_align.recording.silence import NOTHING_CALLED, describe_silent
+from precision_align.recording.signals import Switch
 from precision_align.recording.tape import Clock, Place, Tape
 from precision_align.storage.base import Sink
 from precision_align.storage.hdf5 import Hdf5Sink
-
-NOTHING_CALLED = (
-    "no module call was seen: the model was not called while capturing, or runs compiled "
-    "(torch.compile before capture), where hooks do not run"
-)
 
 
 def capture(
@@ -44,13 +45,18 @@ def capture(
     optimizer: Any = None,
     sources: Sequence[str] = SOURCES,
     payload: Payload = "full",
-    select: Union[str, Sequence[str], None] = None,
+    select: Select = None,
     steps: Steps = None,
     rank: Optional[int] = None,
     overwrite: bool = False,
     append: bool = False,
     sink: Optional[Sink] = None,
     budget_bytes: Optional[int] = None,
+    trigger: Union[str, Sequence[str], None] = None,
+    ring: int = 4,
+    ring_bytes: int = RING_BYTES,
+    switch: Optional[str] = None,
+    facts: Optional[bool] = None,
     force: Any = None,
     certify: bool = False,
 ) -> Recorder:
@@ -59,21 +65,33 @@ def capture(
     Outputs, gradients and updates are bit-equal with and without it.
 
     ``optimizer``: anything with ``step()``, or a list of them; ``sources``: of "modules", "gradients", "parameters",
-    "optimizer"; ``payload``: how much of each tensor is kept ("fingerprint", "statistics", "sketch", "sample",
-    "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose tensors are recorded
-    (calls are always); ``steps``: which steps, as a collection or like "3,10-12" (all); ``rank``: of this process
-    (found from torch.distributed or the launcher); ``path``: the dump's folder, or None with a ``sink`` of your own.
+    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators) and "operators"
+    (everything that torch dispatches); ``payload``: how much of each tensor is kept ("fingerprint", "statistics",
+    "sketch", "sample", "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose
+    tensors are recorded (calls are always), or a :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``:
+    which steps, as a collection or like "3,10-12" (all); ``rank``: of this process (found from torch.distributed or
+    the launcher); ``path``: the dump's folder, or None with a ``sink`` of your own.
+
+    ``budget_bytes``: of payload for this rank; beyond its share of it a step's tensors are kept as sketches or
+    statistics, with a note. ``trigger``: keep the last ``ring`` steps in memory (at most ``ring_bytes`` of it) and write
+    them only when a condition becomes true at a step's end: "nan", "inf", "loss>3*median", "loss>12.5", "env:NAME",
+    "file:PATH", "signal:USR1", or a list of them. ``switch``: record only the steps that begin while "file:PATH"
+    exists, "env:NAME" is set, or after "signal:USR1" (again to stop). ``facts``: series of cheap facts of each batch,
+    recorded or not (see ``batches``); by default only with a trigger.
 
     Raises UsageError for arguments that do not fit, DumpError when the folder is in use.
     """
-    if budget_bytes is not None or force is not None or certify:
-        raise UsageError("budget_bytes, force and certify are not available yet; leave them out")
+    if force is not None or certify:
+        raise UsageError("force and certify are not available yet; leave them out")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"capture records a torch.nn.Module, not a {type(model).__name__}")
     if path is None and sink is None:
         raise UsageError("give either the path of the dump or a sink")
     plan = make_plan(sources, payload, select, steps)
-    return start_recorder(model, path, plan, optimizer, rank=rank, overwrite=overwrite, append=append, sink=sink)
+    limits = Limits(budget_bytes, trigger, ring, ring_bytes, switch, facts)
+    return start_recorder(
+        model, path, plan, optimizer, rank=rank, overwrite=overwrite, append=append, sink=sink, limits=limits
+    )
 
 
 def start_recorder(
@@ -87,15 +105,25 @@ def start_recorder(
     append: bool = False,
     sink: Optional[Sink] = None,
     accumulates: bool = False,
+    limits: Limits = NO_LIMITS,
+    taps: Optional[Taps] = None,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    limits.check()
     optimizers = as_optimizers(optimizer)
     info = describe_run(model, plan, rank)
+    info = replace(info, capture={**info.capture, **limits.describe()})
     first = find_last_step(str(path), info.rank) + 1 if append and sink is None else 0
-    if sink is None:
-        sink = Hdf5Sink(str(path), info, overwrite=overwrite, append=append)
-    tape = Tape(sink, plan, info.rank, Clock(first - 1))
-    return Recorder(model, tape, info, optimizers, accumulates)
+    with ExitStack() as opened:
+        switch = limits.make_switch(opened)
+        trigger = limits.make_trigger(opened)
+        if sink is None:
+            sink = Hdf5Sink(str(path), info, overwrite=overwrite, append=append)
+        opened.pop_all()  # from here on the session closes them
+    if trigger is not None:
+        sink = RingSink(sink, trigger, limits.ring, limits.ring_bytes)
+    tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
+    return Recorder(model, tape, info, optimizers, accumulates, taps=taps, switch=switch, facts=limits.wants_facts)
 
 
 class Recorder:
@@ -114,6 +142,10 @@ class Recorder:
         info: RunInfo,
         optimizers: Sequence[Any],
         accumulates: bool = False,
+        *,
+        taps: Optional[Taps] = None,
+        switch: Optional[Switch] = None,
+        facts: bool = False,
     ) -> None:
         self._accumulates = accumulates
         self._model, self._tape, self._info = model, tape, info
@@ -124,11 +156,14 @@ class Recorder:
         self._unwrapped: list[OptimizerRecorder] = []
         self._series = Series()
         self._hooks = Hooks(self._enter, self._leave, tape.note)
-        self._cleanup = contextlib.ExitStack()
+        self._cleanup = ExitStack()
         self._open = self._closed = self._explicit = self._step_open = False
         self._num_steps = 0
         self._stepped = False
-        self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters)
+        self._crew = gather_crew(
+            tape, model, self._calls, self._ledger, self._series, taps=taps, switch=switch, facts=facts
+        )
+        self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
         self._begun: set[int] = set()
 
     @property
@@ -158,6 +193,7 @@ class Recorder:
         return self
 
     def _start(self) -> None:
+        self._crew.start(self._cleanup)
         self._cleanup.enter_context(listening(self._passes))
         self._cleanup.callback(self._hooks.detach)
         self._hooks.attach(self._model)
@@ -183,6 +219,7 @@ class Recorder:
             self._closed = True
             self._ledger.close_step()
             self._cleanup.close()
+            self._crew.finish()
             self._note_unseen()
             self._tape.sink.close(replace(self._info, notes=tuple(self._tape.notes)))
 
@@ -190,12 +227,8 @@ class Recorder:
         if not self._tape.num_calls:
             self._tape.note(NOTHING_CALLED)
             return
-        silent = self._hooks.uncalled(self._calls.called)
-        if silent and has_compiled():
-            self._tape.note(
-                f"{len(silent)} modules were never seen called ({', '.join(map(repr, silent[:3]))}, ...): "
-                "they were not used, or run compiled (torch.compile), where hooks do not run"
-            )
+        for note in describe_silent(self._model, self._hooks.uncalled(self._calls.called)):
+            self._tape.note(note)
 
     @contextlib.contextmanager
     def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
@@ -216,15 +249,25 @@ class Recorder:
     def log(self, **values: Any) -> None:
         """Points of scalar series at this step, for example ``log(loss=loss)``: numbers or one-element tensors."""
         for name, value in values.items():
-            self._series.add(name, self._tape.clock.batch, _number(name, value), given=True)
+            self._series.add(name, self._tape.clock.batch, read_number(name, value), given=True)
 
     def save(self, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor of your own under a name; the same name again in a step counts as its next call."""
-        _check_saved(name, tensor)
+        """Record a tensor of your own under a name, and the gradient that arrives at it.
+
+        The same name again in a step counts as its next call. Raises UsageError for what is no name and tensor.
+        """
+        check_saved(name, tensor)
         if self._tape.clock.recording:
             clock = self._tape.clock
-            place = Place(clock.step, clock.batch, "", self._series.count(f"save:{name}"))
+            number = self._series.count(f"save:{name}")
+            place = Place(clock.step, clock.batch, "", number, source=Source.POINT)
             self._tape.record(place, Source.POINT, Phase.FORWARD, Role.OUTPUT, name, tensor)
+            if "gradients" in self._tape.plan.sources:
+                self._tape.guard(f"the gradient of {name!r}", self._ledger.watch_tensor, place, name, tensor)
+
+    def note(self, text: str) -> None:
+        """Add a line to the dump's notes."""
+        self._tape.note(text)
 
     def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
         """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
@@ -240,9 +283,11 @@ class Recorder:
     def _begin_step(self, number: int) -> None:
         clock = self._tape.clock
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
-        clock.recording = self._open and self._tape.plan.wants_step(number) and not self._came_before(number)
-        self._step_open, self._stepped = True, False
+        wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
+        clock.recording = wanted and not self._came_before(number)
+        self._step_open, self._stepped, clock.stepping = True, False, False
         self._passes.start_step()
+        self._crew.start_step()
         self._num_steps += 1
         if not clock.recording:
             return
@@ -269,6 +314,7 @@ class Recorder:
         if self._passes.passed and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             for recorder in self._unwrapped:
                 self._tape.guard("an optimizer step", recorder.record_late)
+        self._crew.finish_step()
         clock = self._tape.clock
         for micro, name, value in self._series.finish():
             self._tape.point(Point(clock.step, micro, name, value))
@@ -286,6 +332,8 @@ class Recorder:
         try:
             if self._calls.is_outermost(scope):
                 self._begin_forward(scope)
+                if scope == "":
+                    self._crew.start_batch(args, kwargs)
             if clock.recording:
                 self._calls.enter(module, scope, args, kwargs)
         except Exception as error:
@@ -333,31 +381,13 @@ class Recorder:
 
     def before_step(self, recorder: OptimizerRecorder) -> None:
         """A watched optimizer is about to step."""
-        self._passes.passed = True
+        self._passes.passed = self._tape.clock.stepping = True
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             self._tape.guard("an optimizer step", recorder.before)
 
     def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
         """It has stepped, or raised ``error``."""
-        self._stepped = True
+        self._stepped, self._tape.clock.stepping = True, False
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             self._tape.guard("an optimizer step", recorder.after, error)
             self._passes.leave_to_optimizer()
-
-
-def _check_saved(name: Any, tensor: Any) -> None:
-    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-        given = f"{name!r:.40} and a {type(tensor).__name__}"
-        raise UsageError(f"save() takes a name and a tensor, not {given}; see log() for numbers")
-
-
-def _number(name: str, value: Any) -> Union[float, torch.Tensor]:
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        with untouched():
-            return value.detach().clone()
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"log({name}=...) takes a number or a one-element tensor, not {type(value).__name__}"
-        ) from None

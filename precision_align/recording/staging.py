@@ -11,17 +11,20 @@ import contextlib
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 
 from precision_align.core.dtypes import DTYPES, Array
+from precision_align.recording.shards import describe_shard, local_shard
 
 # A copy is reused at once (an output is the next module's input), so a short memory is enough and bounds what is held.
 REUSED_COPIES = 32
 REUSED_BYTES = 1 << 28
+# A tensor that repeats itself by stride 0 is written out up to here; masks and biases are far below.
+EXPANDED_BYTES = 1 << 30
 
 _SPARSE_PARTS = {
     "sparse_coo": ("_indices", "_values"),
@@ -101,6 +104,10 @@ class Stager:
             return _describe(tensor, reason=f"{type(error).__name__}: {first_line}")
 
     def _stage(self, tensor: torch.Tensor) -> Staged:
+        shard = describe_shard(tensor)
+        if shard is not None:
+            staged = self._stage(local_shard(tensor))
+            return replace(staged, requires_grad=bool(tensor.requires_grad), extra={**staged.extra, "shard": shard})
         reason = _obstacle(tensor)
         if reason:
             return _describe(tensor, reason=reason)
@@ -177,19 +184,23 @@ def stage_fresh(tensor: torch.Tensor) -> Staged:
         extra = _quantizer(tensor)
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
         extra["expanded"] = True
+        if tensor.numel() * tensor.element_size() > EXPANDED_BYTES:
+            return _stage_base(tensor)
     return _describe(tensor, words=_words(tensor), extra=extra)
 
 
 def _obstacle(tensor: torch.Tensor) -> str:
     if torch.nn.parameter.is_lazy(tensor):
         return "not initialised yet (a lazy module)"
+    kind = type(tensor)
+    if kind.__name__ == "FakeTensor":
+        return "a FakeTensor has a shape and no values: capture outside of FakeTensorMode"
     if tensor.device.type == "meta":
         return "a meta tensor has no values"
     if _is_transformed(tensor):
         return "inside a torch.func transform"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph capture"
-    kind = type(tensor)
     if kind not in _PLAIN_TYPES and not _has_default_dispatch(kind) and _layout(tensor) != "jagged":
         return f"a tensor of class {kind.__name__}, which may hold its values elsewhere"
     return ""
@@ -216,6 +227,17 @@ def _stage_parts(tensor: torch.Tensor, layout: str) -> Staged:
         parts.append((method.lstrip("_"), stage_fresh(part)))
     names = ", ".join(name for name, _ in parts)
     return _describe(tensor, reason=f"{layout}: kept as its parts {names}", parts=tuple(parts))
+
+
+def _stage_base(tensor: torch.Tensor) -> Staged:
+    """An expanded tensor too large to be written out: each repeated dimension once, as the part "base"."""
+    base = tensor.detach()
+    for dim, (step, size) in enumerate(zip(tensor.stride(), tensor.shape)):
+        base = base.narrow(dim, 0, 1) if step == 0 and size > 1 else base
+    if base.numel() * base.element_size() > EXPANDED_BYTES:
+        raise Unstorable(f"expanded to {tensor.numel() * tensor.element_size()} bytes, its base is large too")
+    reason = f"expanded to {tensor.numel() * tensor.element_size()} bytes: kept as its base"
+    return _describe(tensor, reason=reason, extra={"expanded": True}, parts=(("base", stage_fresh(base)),))
 
 
 def _quantizer(tensor: torch.Tensor) -> dict[str, Any]:

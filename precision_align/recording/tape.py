@@ -12,7 +12,8 @@ import torch
 
 from precision_align.core.keys import Key
 from precision_align.core.records import Call, Point, TensorRecord
-from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
+from precision_align.recording.budgets import Budget
 from precision_align.recording.plan import Plan
 from precision_align.recording.staging import Staged, Stager
 from precision_align.storage.base import Draft, Sink
@@ -20,22 +21,29 @@ from precision_align.storage.base import Draft, Sink
 
 @dataclass(frozen=True)
 class Place:
-    """The call a record belongs to."""
+    """The call a record belongs to; ``number``: which of the calls of ``op`` within the module's call."""
 
     step: int
     micro: int
     scope: str
     call: int
     pass_: Pass = Pass.FIRST
+    source: Source = Source.MODULE
+    op: str = ""
+    number: int = 0
 
 
 @dataclass
 class Clock:
-    """Where the run is: ``step`` and ``micro`` from 0, -1 before the first; ``recording``: this step is wanted."""
+    """Where the run is: ``step`` and ``micro`` from 0, -1 before the first.
+
+    ``recording``: this step is wanted; ``stepping``: an optimizer's ``step`` runs.
+    """
 
     step: int = -1
     micro: int = -1
     recording: bool = False
+    stepping: bool = False
     identities: itertools.count[int] = field(default_factory=itertools.count)
 
     def next_identity(self) -> int:
@@ -60,6 +68,7 @@ class Tape:
     rank: int
     clock: Clock = field(default_factory=Clock)
     notes: list[str] = field(default_factory=list)
+    budget: Optional[Budget] = None
     num_records: int = 0
     num_calls: int = 0
     _stager: Stager = field(default_factory=Stager)
@@ -119,13 +128,14 @@ class Tape:
             place.scope,
             place.call,
             place.pass_,
-            "",
-            ordinal,
+            place.op,
+            place.number if place.op else ordinal,
             phase,
             role,
             path,
         )
         merged = {**staged.extra, **(extra or {})}
+        tier, reason = self._choose_tier(place.scope, staged)
         if staged.parts:
             merged["parts"] = [name for name, _ in staged.parts]
         record = TensorRecord(
@@ -137,9 +147,9 @@ class Tape:
             device=staged.device,
             requires_grad=staged.requires_grad,
             order=self.tick() if order is None else order,
-            tier=self.plan.tier(place.scope),
+            tier=tier,
             nbytes=staged.nbytes,
-            reason=staged.reason,
+            reason=staged.reason or reason,
             extra=merged,
         )
         with self._lock:
@@ -147,6 +157,13 @@ class Tape:
             self.sink.put(Draft(record, staged.words))
         for name, part in staged.parts:
             self.hand_over(place, source, phase, role, f"{path}#{name}", part, ordinal=ordinal, extra=extra)
+
+    def _choose_tier(self, scope: str, staged: Staged) -> tuple[Tier, str]:
+        wanted = self.plan.tier(scope)
+        if self.budget is None:
+            return wanted, ""
+        with self._lock:
+            return self.budget.choose(wanted, staged)
 
     def call(self, call: Call) -> None:
         """Hand a finished call to the sink."""
@@ -163,6 +180,9 @@ class Tape:
         """Forget copies and make the step durable."""
         with self._lock:
             self._stager.forget()
+            overrun = "" if self.budget is None else self.budget.finish_step(step)
+            if overrun:
+                self.note(overrun)
             self.sink.end_step(step)
 
     def guard(self, what: str, action: Callable[..., Any], *arguments: Any) -> None:

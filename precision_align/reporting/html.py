@@ -16,6 +16,7 @@ from precision_align.core.errors import Unavailable
 from precision_align.core.results import Curve, Divergence, Findings, RecordResult
 from precision_align.core.terms import Status
 from precision_align.reporting.columns import find_record, pack_records
+from precision_align.reporting.commands import list_commands, suggest_command
 from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
 from precision_align.reporting.serialization import encode_curve
 from precision_align.reporting.wording import (
@@ -26,14 +27,12 @@ from precision_align.reporting.wording import (
     format_bytes,
     format_number,
     format_share,
-    list_commands,
     measure_excess,
     name_scope,
     order_metrics,
     phrase_excess,
     phrase_verdict,
     quote,
-    suggest_command,
     total_coverage,
 )
 

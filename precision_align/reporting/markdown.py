@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from precision_align.core.results import Divergence, Findings
 from precision_align.core.terms import Status
+from precision_align.reporting.commands import list_commands
 from precision_align.reporting.languages import say, translate
 from precision_align.reporting.wording import (
     SEVERITY,
@@ -14,7 +15,6 @@ from precision_align.reporting.wording import (
     describe_mapping,
     format_number,
     format_share,
-    list_commands,
     name_scope,
     order_metrics,
     phrase_excess,

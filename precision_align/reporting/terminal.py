@@ -1,4 +1,4 @@
-"""The first screen: verdict, place, evidence, next command, in 80 columns by 24 lines."""
+"""The first screen: verdict, place, evidence, next command, in 80 columns and, where all of it fits, 24 lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
+from precision_align.reporting.commands import suggest_command
 from precision_align.reporting.languages import say, translate
 from precision_align.reporting.wording import (
     describe_mapping,
@@ -20,13 +21,13 @@ from precision_align.reporting.wording import (
     phrase_excess,
     phrase_verdict,
     quote,
-    suggest_command,
 )
 
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _TONES = {Verdict.ALIGNED: "green", Verdict.DIVERGED: "red", Verdict.NOT_COMPARABLE: "yellow"}
-LINES = 24
-_HEAD_LINES = 4
+LINES = 24  # a wish: nothing of the first divergence is cut to reach it
+WHOLE = 10**6  # as many lines as it takes
+_NOTE_LINES = 3  # of the first of many notes; the other reports have them all
 _GUTTER = 13  # widest heading, and two spaces on either side
 _ASCII = {
     "█": "#",
@@ -133,13 +134,13 @@ def _split_wide(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Field:
-    """One labelled paragraph of at most ``lines`` lines; on a full screen the one with the least ``weight`` goes."""
+    """One labelled paragraph of at most ``lines`` lines; where the screen is full, ``optional`` ones go."""
 
     label: str
     text: str
-    weight: int
-    lines: int = 2
-    tones: tuple[str, ...] = ()
+    lines: int
+    optional: bool
+    tones: tuple[str, ...]
 
 
 class _Screen:
@@ -156,28 +157,26 @@ class _Screen:
     def say(self, key: str, **values: object) -> str:
         return say(self.language, key, **values)
 
-    def field(self, key: str, text: str, weight: int, lines: int = 2, *tones: str) -> _Field:
-        return _Field(self.say(key) if key else "", text, weight, lines, tones)
+    def field(self, key: str, text: str, *tones: str, lines: int = WHOLE, optional: bool = False) -> _Field:
+        return _Field(self.say(key) if key else "", text, lines, optional, tones)
 
     def fit(self, fields: Sequence[_Field], room: int) -> list[str]:
-        """All paragraphs in ``room`` lines: the least important are first cut to a line, then left out."""
-        kept = [field for field in fields if field.text]
-        heights = {id(field): min(len(fold(field.text, self.width - _GUTTER)), field.lines) for field in kept}
-        for least in (1, 0):
-            for field in sorted(kept, key=lambda field: field.weight):
-                excess = sum(heights.values()) - room
-                if excess > 0:
-                    heights[id(field)] = max(heights[id(field)] - excess, least)
-        return [line for field in kept for line in self.lay(field, heights[id(field)])]
+        """All paragraphs; of the optional ones those that ``room`` lines have space for, the last one first."""
+        laid = [(field, self.lay(field)) for field in fields if field.text]
+        left = room - sum(len(lines) for field, lines in laid if not field.optional)
+        shown = []
+        for field, lines in reversed(laid):
+            if not field.optional or len(lines) <= left:
+                left -= len(lines) if field.optional else 0
+                shown.append(lines)
+        return [line for lines in reversed(shown) for line in lines]
 
-    def lay(self, field: _Field, count: int) -> list[str]:
-        """The first ``count`` lines of a paragraph."""
-        if not count:
-            return []
+    def lay(self, field: _Field) -> list[str]:
+        """A paragraph beside its heading."""
         pad = " " * max(_GUTTER - 2 - measure_width(field.label), 1)
         room = self.width - _GUTTER
         first, *rest = (self.paint(line, *field.tones) if field.tones else line for line in
-                        cut(fold(field.text, room), count, room))  # fmt: skip
+                        cut(fold(field.text, room), field.lines, room))  # fmt: skip
         head = f"  {self.paint(field.label, 'dim')}{pad}" if field.label else " " * _GUTTER
         return [head + first, *(" " * _GUTTER + line for line in rest)]
 
@@ -195,8 +194,7 @@ def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
 def _render_head(screen: _Screen, report: Findings) -> list[str]:
     verdict = Verdict(report.verdict)
     word = screen.say(f"verdict.{verdict}").upper()
-    sentence = fold(f"{word}  {phrase_verdict(report, screen.language)}", screen.width)
-    first, *rest = cut(sentence, _HEAD_LINES, screen.width)
+    first, *rest = fold(f"{word}  {phrase_verdict(report, screen.language)}", screen.width)
     first = screen.paint(word, "bold", _TONES[verdict]) + screen.paint(first[len(word) :], "bold")
     return [first, *(screen.paint(line, "bold") for line in rest), ""]
 
@@ -210,12 +208,12 @@ def _list_fields(screen: _Screen, report: Findings) -> list[_Field]:
         others = [found for found in report.frontier if found != report.first]
         if others:
             places = ", ".join(_name_place(screen, found) for found in others[:3])
-            fields.append(screen.field("others", screen.say("others.text", count=len(others), places=places), 30, 1))
-    fields += [screen.field("loss", _phrase_curve(screen, curve), 25, 1) for curve in list(report.curves)[:1]]
-    fields.append(screen.field("coverage", _phrase_coverage(screen, report), 80))
+            fields.append(screen.field("others", screen.say("others.text", count=len(others), places=places)))
+    fields += [screen.field("loss", _phrase_curve(screen, curve), optional=True) for curve in list(report.curves)[:1]]
+    fields.append(screen.field("coverage", _phrase_coverage(screen, report)))
     if report.notes:
         counter = f"[1/{len(report.notes)}] " if len(report.notes) > 1 else ""
-        fields.append(screen.field("notes", counter + quote(report.notes[0]), 40))
+        fields.append(screen.field("notes", counter + quote(report.notes[0]), lines=_NOTE_LINES))
     return fields
 
 
@@ -223,23 +221,23 @@ def _list_place(screen: _Screen, found: Divergence) -> list[_Field]:
     place = [name_scope(found.scope, screen.language), screen.say(f"phase.short.{found.phase}")]
     place += [screen.say(f"at.{name}", number=getattr(found, name)) for name in ("step", "call")]
     place += [screen.say("at.rank", number=found.rank)] if found.rank else []
-    fields = [screen.field("where", " · ".join(place), 100, 2, "bold")]
+    fields = [screen.field("where", " · ".join(place), "bold")]
     code = "  ".join(quote(part) for part in (found.op, found.source) if part)
     if measure_width(code) + _GUTTER <= screen.width:
-        return [*fields, screen.field("operator", code, 90)]
-    fields.append(screen.field("operator", quote(found.op), 70, 1))
-    return [*fields, screen.field("source", quote(found.source), 90)]
+        return [*fields, screen.field("operator", code)]
+    fields.append(screen.field("operator", quote(found.op)))
+    return [*fields, screen.field("source", quote(found.source))]
 
 
 def _list_reasons(screen: _Screen, found: Divergence) -> list[_Field]:
     shown = [(name, value) for name, value in order_metrics(found.metrics, found.limit) if name != "worst_index"]
     fields = [_phrase_measured(screen, found, *shown[0])] if shown else []
     rest = "  ".join(f"{quote(name)} {format_number(value)}" for name, value in shown[1:6])
-    fields.append(screen.field("", rest, 15, 1))
-    fields.append(screen.field("evidence", quote(found.evidence), 60))
+    fields.append(screen.field("", rest, optional=True))
+    fields.append(screen.field("evidence", quote(found.evidence)))
     for number, guess in enumerate(list(found.explanations)[:2]):
         text = f"{screen.say('leaves', share=format_share(guess.residual))} {quote(guess.text or guess.name)}"
-        fields.append(screen.field("" if number else "explanations", text, 20 if number else 65, 1 if number else 2))
+        fields.append(screen.field("" if number else "explanations", text, optional=number > 0))
     return fields
 
 
@@ -247,22 +245,22 @@ def _phrase_measured(screen: _Screen, found: Divergence, name: str, value: float
     text = f"{translate(screen.language, f'metric.{name}', quote(name))}: {format_number(value)}"
     excess = measure_excess(found.metrics, found.limit)
     if excess is None or found.limit is None:
-        return screen.field("measured", text, 85)
+        return screen.field("measured", text)
     text += f", {screen.say('limit')} {format_number(found.limit.value)}"
     text += f" ({phrase_excess(found.metrics, found.limit, screen.language)})"
-    return screen.field("measured", text, 85, 2, "red" if excess > 1 else "bold")
+    return screen.field("measured", text, "red" if excess > 1 else "bold")
 
 
 def _list_mapping(screen: _Screen, found: Divergence) -> list[_Field]:
     if found.mapping is None:
-        return [screen.field("mapping", screen.say("no_row"), 10, 1, "dim")] if found.op else []
+        return [screen.field("mapping", screen.say("no_row"), "dim", optional=True)] if found.op else []
     row = describe_mapping(found.mapping)
     cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
     pitfall = quote(row.pitfalls[0]) if row.pitfalls else ""
     return [
-        screen.field("mapping", quote(row.title), 55),
-        screen.field("pitfalls", pitfall, 35),
-        screen.field("cases", cases, 45, 1),
+        screen.field("mapping", quote(row.title)),
+        screen.field("pitfalls", pitfall, optional=True),
+        screen.field("cases", cases),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -264,49 +263,6 @@ def _read_case(case: Any) -> CaseLine:
         name = f"{case['op']}/{name}"  # the form that selects a case
     status = _first_of(case, ("status", "verdict", "result")) or ""
     return CaseLine(name, _inline(status), _inline(_first_of(case, ("note", "why", "reason", "pitfall")) or ""))
-
-
-def suggest_command(findings: Findings) -> str:
-    """The next command to type, or "" where there is nothing left to do."""
-    candidate = str(findings.candidate.get("path", "") or "CANDIDATE_DUMP")
-    reference = str(findings.reference.get("path", "") or "")
-    found = findings.first
-    if findings.verdict == Verdict.NOT_COMPARABLE:
-        return join_command("show", candidate)
-    if found is None:
-        return join_command("loss", reference, candidate) if reference and findings.curves else ""
-    if found.mapping is not None:
-        identity = describe_mapping(found.mapping).identity
-        if identity:
-            return join_command("case", "run", identity, *_device_options(findings))
-    return join_command("show", candidate, *([found.key] if found.key else []))
-
-
-def join_command(*parts: str) -> str:
-    """A command line of ours, quoted for a POSIX shell."""
-    return shlex.join(["precision-align", *(quote(part) for part in parts)])
-
-
-def _device_options(findings: Findings) -> list[str]:
-    name, _, detail = str(findings.candidate.get("device", "")).partition(" ")
-    kind = name.partition(":")[0]
-    if detail.startswith("simulated"):
-        profile = detail.split()[1:2]
-        kind = ":".join(["simulated", *profile])
-    return ["--device", kind] if kind else []
-
-
-def list_commands(findings: Findings) -> list[str]:
-    """Commands that lead to this report again, and on from it."""
-    reference, candidate = (str(side.get("path", "") or "") for side in (findings.reference, findings.candidate))
-    commands = []
-    if candidate:
-        sides = [side for side in (reference, candidate) if side]
-        commands.append(join_command("compare", *sides, "-o", "report.html"))
-        if findings.first is not None and findings.first.key:
-            commands.append(join_command("show", candidate, findings.first.key))
-    following = suggest_command(findings)
-    return commands + ([following] if following and following not in commands else [])
 
 
 # one entry a module or a parameter: thousands, and seldom what differs

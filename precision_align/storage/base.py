@@ -74,6 +74,10 @@ class Dump(Protocol):
         """What this dump lacks: gaps, unreadable parts, tensors left out."""
 
     @property
+    def gaps(self) -> Sequence[str]:
+        """Where recorded data are missing or cannot be read: damaged or absent files, a run that was cut off."""
+
+    @property
     def steps(self) -> Sequence[int]:
         """All steps that have a record or a call, ascending."""
 
@@ -91,6 +95,14 @@ class Dump(Protocol):
         """The raw words of a tensor in its logical shape, hash verified; the caller may change them.
 
         Raises KeyError where there is no such record or no payload of it, DumpDamaged.
+        """
+
+    def map_payload(self, key: Key) -> Array | None:
+        """The raw words of a tensor as a read-only view, hash verified; None where only ``payload``'s copy can be had.
+
+        Pages that were looked at are let go now and then, and by
+        :func:`~precision_align.storage.mapping.release_pages`; the view stays valid. Raises KeyError where there is no
+        such record, DumpDamaged.
         """
 
     def values(self, key: Key) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -20,6 +21,7 @@ CHUNK = 1 << 20
 _RESERVE_BYTES = 16 << 20
 _RESERVE_SHARE = 0.02
 
+_ZEROS = np.zeros(ALIGNMENT, dtype=np.uint8)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -28,13 +30,16 @@ def is_disk_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in _DISK_FULL or any(f"errno = {code}" in str(error) for code in _DISK_FULL)
 
 
-def require_room(folder: Path, nbytes: int) -> None:
-    """Raise OSError(ENOSPC) before HDF5 meets a full disk in the middle of its own metadata."""
+def require_room(folder: Path, nbytes: int, reserve: int = 0) -> None:
+    """Raise OSError(ENOSPC) before HDF5 meets a full disk in the middle of its own metadata.
+
+    ``reserve``: how many bytes must stay free besides; the larger of this and a small reserve of our own counts.
+    """
     found = os.statvfs(folder)
     if not found.f_blocks:  # a file system that does not tell
         return
     free = found.f_bavail * found.f_frsize
-    reserve = min(_RESERVE_BYTES, int(found.f_blocks * found.f_frsize * _RESERVE_SHARE))
+    reserve = max(reserve, min(_RESERVE_BYTES, int(found.f_blocks * found.f_frsize * _RESERVE_SHARE)))
     if free < nbytes + reserve:
         raise OSError(
             errno.ENOSPC, f"{free} bytes are free, {nbytes} more would leave less than {reserve}", str(folder)
@@ -42,26 +47,50 @@ def require_room(folder: Path, nbytes: int) -> None:
 
 
 class Blob:
-    """Appends to the dataset ``blob`` (uint8, 1-D) of a file that ``open_file`` opens when the first chunk is full."""
+    """Appends to a 1-D dataset of a file that ``open_file`` opens when the first chunk is full.
 
-    def __init__(self, folder: Path, open_file: Callable[[], Any]) -> None:
-        self._folder = folder
-        self._open_file = open_file
+    ``name`` and ``itemsize``: of the dataset; ``filters``: what h5py's ``create_dataset`` takes for a codec, or nothing.
+    Unfiltered chunks follow each other in the file (see ``META_BLOCK`` in :mod:`~precision_align.storage.parts`), so
+    that readers can map any payload.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        open_file: Callable[[], Any],
+        *,
+        name: str = "blob",
+        itemsize: int = 1,
+        filters: Mapping[str, Any] | None = None,
+        reserve: int = 0,
+    ) -> None:
+        self._folder, self._open_file = folder, open_file
+        self._name, self._word = name, np.dtype(f"<u{itemsize}")
+        self._filters = dict(filters or {})
+        self._reserve = reserve
         self._dataset: Any = None
-        self._staging = np.zeros(CHUNK, dtype=np.uint8)
+        self._staging = np.empty(CHUNK, dtype=np.uint8)
         self._known: dict[bytes, int] = {}
         self.size = 0
 
     def append(self, data: Array, digest: bytes) -> int:
         """The offset of uint8[n], aligned to 64 bytes; bytes of the same hash and length are stored once."""
         name = digest + len(data).to_bytes(8, "little")
-        if name not in self._known:
-            self._write(np.zeros(-self.size % ALIGNMENT, dtype=np.uint8))
-            self._known[name] = self.size
+        found = self._known.get(name)
+        if found is None:
+            spare = -self.size % ALIGNMENT
+            if spare:
+                self._write(_ZEROS[:spare])
+            found = self._known[name] = self.size
             self._write(data)
-        return self._known[name]
+        return found
 
     def _write(self, data: Array) -> None:
+        used, count = self.size % CHUNK, data.size
+        if used + count < CHUNK:
+            self._staging[used : used + count] = data
+            self.size += count
+            return
         while data.size:
             used = self.size % CHUNK
             taken = min(CHUNK - used, data.size)
@@ -75,22 +104,28 @@ class Blob:
             data = data[taken:]
 
     def _spill(self, chunk: Array) -> None:
-        require_room(self._folder, CHUNK)
-        start = self.size // CHUNK * CHUNK
+        require_room(self._folder, CHUNK, self._reserve)
+        width = self._word.itemsize
+        start, count = self.size // CHUNK * CHUNK // width, CHUNK // width
         if self._dataset is None:
-            file = self._open_file()
-            self._dataset = file.create_dataset("blob", shape=(0,), maxshape=(None,), chunks=(CHUNK,), dtype="u1")
-        self._dataset.resize((start + CHUNK,))
-        self._dataset.id.write_direct_chunk((start,), chunk)
+            self._dataset = self._open_file().create_dataset(
+                self._name, shape=(0,), maxshape=(None,), chunks=(count,), dtype=self._word, **self._filters
+            )
+        self._dataset.resize((start + count,))
+        if self._filters:
+            self._dataset[start : start + count] = chunk.view(self._word)
+        else:
+            self._dataset.id.write_direct_chunk((start,), chunk)
 
     def finish(self) -> None:
         """Write what is left and give the dataset its exact length."""
         used = self.size % CHUNK
-        if self._dataset is None:
-            require_room(self._folder, used)
-            self._open_file().create_dataset("blob", data=self._staging[:used])
+        if self._dataset is None and not self._filters:
+            require_room(self._folder, used, self._reserve)
+            self._open_file().create_dataset(self._name, data=self._staging[:used].view(self._word))
             return
         if used:
             self._staging[used:] = 0
             self._spill(self._staging)
-            self._dataset.resize((self.size,))
+        if self._dataset is not None:
+            self._dataset.resize((self.size // self._word.itemsize,))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +20,37 @@ from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
-    """A finished record and what goes with it: ``words`` (None: no payload) and ``sketch`` (None: not stored)."""
+    """A draft's record and what was made of it; see the fields of the record for most.
 
-    record: TensorRecord
-    words: Array | None
-    sketch: Array | None
+    ``words``: None where no payload is kept; ``sketch``: None where it is not stored.
+    """
+
+    draft: TensorRecord
+    tier: Tier
+    digest: bytes
+    statistics: Statistics | None
+    nbytes: int
+    reason: str
+    words: Array | None = None
+    sketch: Array | None = None
+
+    @property
+    def record(self) -> TensorRecord:
+        """The finished record (a copy: cheap, but not free)."""
+        return replace(
+            self.draft,
+            tier=self.tier,
+            digest=self.digest,
+            statistics=self.statistics,
+            nbytes=self.nbytes,
+            reason=self.reason,
+        )
+
+    def without_payload(self, reason: str) -> Entry:
+        """The same with hash and statistics only."""
+        return Entry(self.draft, Tier.STATISTICS, self.digest, self.statistics, self.nbytes, reason)
 
 
 class Finisher:
@@ -53,23 +79,24 @@ class Finisher:
         """
         record = draft.record
         words, trouble = check_words(draft)
+        given = record.digest if len(record.digest) == DIGEST_BYTES else b""
         if words is None:
             tier = Tier.STATISTICS if record.statistics else Tier.FINGERPRINT
-            digest = record.digest if len(record.digest) == DIGEST_BYTES else b""
-            return Entry(replace(record, tier=tier, digest=digest, reason=record.reason or trouble), None, None)
+            return Entry(record, tier, given, record.statistics, record.nbytes, record.reason or trouble)
         dtype = dtype_of(record.dtype)
-        digest = record.digest if len(record.digest) == DIGEST_BYTES else self._digest(draft, words)
+        digest = given or self._digest(draft, words)
         tier, reason = self._decide(record, words)
         statistics, table = self._summarize(digest, words, dtype, tier)
-        record = replace(
+        return Entry(
             record,
-            tier=tier,
-            digest=digest,
-            statistics=record.statistics or statistics,
-            nbytes=words.size * words.itemsize,
-            reason=record.reason or reason,
+            tier,
+            digest,
+            record.statistics or statistics,
+            words.nbytes,
+            record.reason or reason,
+            words if tier is Tier.FULL else None,
+            table,
         )
-        return Entry(record, words if tier is Tier.FULL else None, table)
 
     def _digest(self, draft: Draft, words: Array) -> bytes:
         """A recorder hands the same array out for every sighting of an unchanged tensor: it is hashed once."""
@@ -82,10 +109,12 @@ class Finisher:
         return digest
 
     def _decide(self, record: TensorRecord, words: Array) -> tuple[Tier, str]:
-        wanted, reason = Tier(record.tier), ""
+        wanted, reason = record.tier, ""
+        if type(wanted) is not Tier:
+            wanted = Tier(wanted)
         if wanted is Tier.SAMPLE:
             wanted, reason = Tier.SKETCH, SAMPLE_REASON
-        if wanted is Tier.SKETCH and words.size * words.itemsize < WHOLE_BELOW_BYTES:
+        if wanted is Tier.SKETCH and words.nbytes < WHOLE_BELOW_BYTES:
             wanted, reason = Tier.FULL, ""
         if wanted is Tier.FULL and not self.payloads:
             return Tier.SKETCH, self.reason
@@ -109,17 +138,22 @@ def check_words(draft: Draft) -> tuple[Array | None, str]:
     record, words = draft.record, draft.words
     if words is None:
         return None, "no values were handed over"
-    dtype = find_dtype(record.dtype)
-    if dtype is None:
+    word = _word_type(record.dtype)
+    if word is None:
         return None, f"dtype {record.dtype} has no raw-word form in this version"
-    word = np.dtype(dtype.word)
     if words.dtype != word:
         if words.dtype.itemsize != word.itemsize:
             return None, f"words of type {words.dtype} were handed over for dtype {record.dtype}"
         words = np.ascontiguousarray(words).reshape(words.shape).view(word)
-    if words.shape != tuple(record.shape):
+    if words.shape != record.shape and words.shape != tuple(record.shape):
         return None, f"words of shape {words.shape} were handed over for shape {tuple(record.shape)}"
     return words, ""
+
+
+@lru_cache(maxsize=None)
+def _word_type(name: str) -> np.dtype[Any] | None:
+    dtype = find_dtype(name)
+    return None if dtype is None else np.dtype(dtype.word)
 
 
 def find_dtype(name: str) -> Dtype | None:
@@ -137,6 +171,8 @@ def narrow_words(words: Array, stride: tuple[int, ...], digest: bytes) -> tuple[
     values do not really repeat, or beyond 8 dimensions.
     """
     mask = 0
+    if 0 not in stride:
+        return words, 0
     if len(stride) == words.ndim <= 8:
         mask = sum(1 << axis for axis, step in enumerate(stride) if step == 0 and words.shape[axis] > 1)
     if not mask or not words.size:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,20 @@ from typing import Any
 import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
-from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign
+from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, SchemaTooNew
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
+from precision_align.storage.compression import read_filtered
 from precision_align.storage.handles import BROKEN, Handles, first_line
-from precision_align.storage.hashing import digest_bytes, digest_words
+from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, bytes_of
+from precision_align.storage.mapping import Extents
 from precision_align.storage.runs import require_known_schema
 from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
-from precision_align.storage.texts import TextReader, decode_keys
+from precision_align.storage.texts import TextReader, count_keys, decode_keys
+
+# Larger tables are mapped; for smaller ones a read is cheaper than a mapping of their own.
+_MAPPED_TABLE_BYTES = 1 << 20
 
 
 class PartFile:
@@ -33,6 +40,8 @@ class PartFile:
         self.path = path
         self._handles = handles or Handles(1)
         self._sketches: Array | None = None
+        self._verified: set[int] = set()
+        self._blobs: dict[str, Extents] = {}
         try:
             with self._reading() as file:
                 self._size = path.stat().st_size
@@ -61,30 +70,68 @@ class PartFile:
         require_known_schema(self.path, file.attrs.get("schema_version"))
         if not file.attrs.get("complete", False):
             raise DumpDamaged(f"{self.path} is not complete: its writer was stopped; record it again")
+        self._read_kinds(file)
         self._digests = json.loads(file.attrs["digests"])
         self.sequence = int(file.attrs["sequence"])
+        self.distinct = bool(file.attrs.get("distinct", False))
         self.texts = TextReader(self._read_table(file, "strings").tobytes())
         self._info = self._read_table(file, "info")
-        self.keys = decode_keys(self._read_table(file, "keys"))
+        self._keys = self._read_table(file, "keys")
         self.index = self._read_table(file, "index")
         self._calls = self._read_table(file, "calls")
         self._series = self._read_table(file, "series")
-        if len(self.keys) != len(self.index):
-            raise DumpDamaged(f"{self.path} has {len(self.keys)} keys for {len(self.index)} tensors; record it again")
+        num_keys = count_keys(self._keys)
+        if num_keys != len(self.index):
+            raise DumpDamaged(f"{self.path} has {num_keys} keys for {len(self.index)} tensors; record it again")
+
+    def _read_kinds(self, file: Any) -> None:
+        """Which hash and which sketch this file has; those of another kind than ours are never compared with ours."""
+        kind = str(file.attrs.get("digest_kind", "blake2b"))
+        if kind not in DIGESTS:
+            raise SchemaTooNew(f"{self.path} has hashes of the unknown kind {kind!r}: upgrade precision-align")
+        self._digest = DIGESTS[kind]
+        self._digests_compare = kind == DIGEST_KIND
+        self._sketches_compare = int(file.attrs.get("sketch_kind", 0)) == SKETCH_KIND
+
+    @property
+    def notes(self) -> list[str]:
+        """What an older file cannot offer."""
+        notes = []
+        if not self._digests_compare:
+            notes.append(f"{self.path} has hashes of an earlier kind: equal tensors are found by their bits instead")
+        if not self._sketches_compare and (self.index["flags"] & layout.HAS_SKETCH).any():
+            notes.append(f"{self.path} has sketches of an earlier kind, which are not compared: record it again")
+        return notes
 
     def _read_table(self, file: Any, name: str) -> Array:
         dataset = file[name]
-        if dataset.size * dataset.dtype.itemsize > self._size:  # a lie that would only fill the memory
+        nbytes = dataset.size * dataset.dtype.itemsize
+        if nbytes > self._size:  # a lie that would only fill the memory
             raise DumpDamaged(f"{self.path}: the table `{name}` is larger than the file; record it again")
-        table = np.asarray(dataset[...])
-        if digest_bytes(table.tobytes()) != self._digests[name]:
+        table = self._map_table(dataset) if nbytes > _MAPPED_TABLE_BYTES else np.asarray(dataset[...])
+        if self._digest(bytes_of(table)).hex() != self._digests[name]:
             raise DumpDamaged(f"{self.path}: the table `{name}` was changed after it was written; record it again")
         return table
+
+    def _map_table(self, dataset: Any) -> Array:
+        start = Extents(dataset).locate(0, 1) if dataset.chunks is None else None
+        if start is not None:
+            with suppress(OSError):  # no room for one more mapping: read it as any other
+                data = self._handles.map(self.path).view(start, dataset.size * dataset.dtype.itemsize)
+                return data.view(dataset.dtype).reshape(dataset.shape)
+        return np.asarray(dataset[...])
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The text forms of the keys. Raises DumpDamaged."""
+        with self._translating():
+            return decode_keys(self._keys)
 
     def record(self, row: int) -> TensorRecord:
         """The record of one index row. Raises DumpDamaged."""
         with self._translating():
-            return read_record(self.index[row], self.keys[row], self.texts)
+            record = read_record(self.index[row], self.keys[row], self.texts)
+        return record if self._digests_compare else replace(record, digest=b"")
 
     @cached_property
     def info(self) -> RunInfo:
@@ -117,19 +164,68 @@ class PartFile:
             return None
         record = self.record(row)
         start, stored = int(place["offset"]), int(place["stored"])
-        if stored > self._size:
-            raise DumpDamaged(f"{self.path}: the payload of {record.key} is larger than the file; record it again")
-        with self._reading() as file:
-            data = np.asarray(file["blob"][start : start + stored])
-            words = _unpack(data, record, int(place["expanded"]))
-        if digest_words(words) != record.digest:
-            raise DumpDamaged(f"{self.path}: the payload of {record.key} does not fit its hash; record it again")
+        with self._translating():
+            words = _unpack(self._read_bytes(record, start, stored), record, int(place["expanded"]))
+        self._verify(row, words, place)
         return words
+
+    def map_payload(self, row: int) -> Array | None:
+        """The same without a copy, read-only; None where no payload is stored, or not in one plain piece.
+
+        The hash is verified when a row is read for the first time. Raises DumpDamaged.
+        """
+        place = self.index[row]
+        if not place["flags"] & layout.HAS_PAYLOAD:
+            return None
+        record = self.record(row)
+        start, stored = int(place["offset"]), int(place["stored"])
+        with self._translating():
+            where = self._extents(record).locate(start, stored)
+            if where is None:
+                return None
+            try:
+                data = self._handles.map(self.path).view(where, stored)
+            except OSError:  # a file system without mmap, or no room for one more mapping
+                return None
+            words = _unpack(data, record, int(place["expanded"]), copy=False)
+        self._verify(row, words, place)
+        return words
+
+    def _verify(self, row: int, words: Array, place: np.void) -> None:
+        if row in self._verified:
+            return
+        if self._digest(words) != place["digest"].tobytes():
+            raise DumpDamaged(f"{self.path}: the payload of {self.keys[row]} does not fit its hash; record it again")
+        self._verified.add(row)
+
+    def _read_bytes(self, record: TensorRecord, start: int, stored: int) -> Array:
+        if stored > self._size and not self._compressed:
+            raise DumpDamaged(f"{self.path}: the payload of {record.key} is larger than the file; record it again")
+        where = self._extents(record).locate(start, stored)
+        if where is not None:
+            return self._handles.map(self.path).read(where, stored)
+        with self._reading() as file:
+            return read_filtered(file[self._blob_name(record)], start, stored)
+
+    def _blob_name(self, record: TensorRecord) -> str:
+        return layout.name_blob(dtype_of(record.dtype).itemsize) if self._compressed else "blob"
+
+    @cached_property
+    def _compressed(self) -> bool:
+        with self._reading() as file:
+            return "blob" not in file
+
+    def _extents(self, record: TensorRecord) -> Extents:
+        name = self._blob_name(record)
+        if name not in self._blobs:
+            with self._reading() as file:
+                self._blobs[name] = Extents(file[name])
+        return self._blobs[name]
 
     def sketch(self, row: int) -> Array | None:
         """The stored sketch of one row in float64, or None. Raises DumpDamaged."""
         place = self.index[row]
-        if not place["flags"] & layout.HAS_SKETCH:
+        if not place["flags"] & layout.HAS_SKETCH or not self._sketches_compare:
             return None
         if self._sketches is None:
             with self._reading() as file:
@@ -138,9 +234,10 @@ class PartFile:
         return self._sketches[start : start + int(place["sketch_length"])].copy()
 
 
-def _unpack(data: Array, record: TensorRecord, expanded: int) -> Array:
+def _unpack(data: Array, record: TensorRecord, expanded: int, *, copy: bool = True) -> Array:
     words = data.view(np.dtype(dtype_of(record.dtype).word))
     if not expanded:
         return words.reshape(record.shape)
     grid = [1 if expanded >> axis & 1 else size for axis, size in enumerate(record.shape)]
-    return np.ascontiguousarray(np.broadcast_to(words.reshape(grid), record.shape))
+    whole = np.broadcast_to(words.reshape(grid), record.shape)
+    return np.ascontiguousarray(whole) if copy else whole

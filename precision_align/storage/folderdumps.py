@@ -81,8 +81,9 @@ class FolderDump(DumpView):
         self._ranks = sorted(ranks, key=lambda rank: rank.info.rank)
         self._parts = [part for rank in self._ranks for part in rank.parts]
         self._handles = handles
+        self._losses = tuple(notes)
         self._notes = list(notes)
-        self._places, self._positions, repeated = _order(self._parts)
+        self._places, repeated = _order(self._parts)
         if repeated:
             self._notes.append(f"{repeated} records were recorded more than once; the last of each is shown")
         self._records = LazyRecords(self._parts, self._places)
@@ -119,8 +120,13 @@ class FolderDump(DumpView):
         """What this dump lacks: gaps, unreadable parts, tensors left out."""
         notes = [*self._notes]
         for rank, info in zip(self._ranks, self.infos):
-            notes += [*rank.notes, *info.notes]
+            notes += [*rank.notes, *info.notes, *(note for part in rank.parts for note in part.notes)]
         return list(dict.fromkeys(notes))
+
+    @cached_property
+    def gaps(self) -> Sequence[str]:
+        """Where recorded data are missing or cannot be read: damaged or absent files, a run that was cut off."""
+        return list(dict.fromkeys([*self._losses, *(note for rank in self._ranks for note in rank.notes)]))
 
     @cached_property
     def steps(self) -> Sequence[int]:
@@ -137,10 +143,26 @@ class FolderDump(DumpView):
         """The position in ``records`` of a key in its text form. Raises KeyError."""
         return self._positions[text]
 
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return dict(zip(self.key_texts(), range(len(self._places))))
+
+    def key_texts(self) -> list[str]:
+        """The text forms of all keys in the order of ``records``; far cheaper than the records themselves."""
+        keys = [part.keys for part in self._parts]
+        if len(keys) == 1 and np.array_equal(self._places[:, 1], np.arange(len(keys[0]))):
+            return list(keys[0])
+        return [keys[part][row] for part, row in self._places.tolist()]
+
     def stored_words(self, position: int) -> Array | None:
         """The payload at a position, hash verified, or None. Raises DumpDamaged."""
         part, row = self._locate(position)
         return part.payload(row)
+
+    def mapped_words(self, position: int) -> Array | None:
+        """The payload at a position as a read-only view of its file, or None. Raises DumpDamaged."""
+        part, row = self._locate(position)
+        return part.map_payload(row)
 
     def stored_sketch(self, position: int) -> Array | None:
         """The stored sketch at a position, or None. Raises DumpDamaged."""
@@ -156,21 +178,42 @@ class FolderDump(DumpView):
         self._handles.close()
 
 
-def _order(parts: Sequence[PartFile]) -> tuple[Array, dict[str, int], int]:
-    """Places int64[n, 2] of (part, row) in walk order, the position of each key, and how many rows are superseded."""
+def _order(parts: Sequence[PartFile]) -> tuple[Array, int]:
+    """Places int64[n, 2] of (part, row) in walk order, and how many rows are superseded by a later one of their key."""
+    if not sum(len(part.index) for part in parts):
+        return np.zeros((0, 2), dtype=np.int64), 0
+    owner = np.repeat(np.arange(len(parts)), [len(part.index) for part in parts])
+    row = np.concatenate([np.arange(len(part.index)) for part in parts])
+    columns = [np.concatenate([part.index[name] for part in parts]) for name in ("rank", "step", "order")]
+    kept = np.arange(len(owner)) if _are_distinct(parts) else _find_latest(parts)
+    rank, step, order = (column[kept] for column in columns)
+    if not _is_sorted(rank, step, order):
+        kept = kept[np.lexsort((kept, order, step, rank))]
+    return np.stack([owner[kept], row[kept]], axis=1), len(owner) - len(kept)
+
+
+def _are_distinct(parts: Sequence[PartFile]) -> bool:
+    """Whether no key can come twice, told without looking at the keys."""
+    if not all(part.distinct for part in parts):
+        return False
+    spans = sorted(
+        (int(part.index["rank"][0]), int(part.index["step"].min()), int(part.index["step"].max()))
+        for part in parts
+        if len(part.index)
+    )
+    return all(left[0] < right[0] or left[2] < right[1] for left, right in zip(spans, spans[1:]))
+
+
+def _find_latest(parts: Sequence[PartFile]) -> Array:
     latest: dict[str, int] = {}
     total = 0
     for part in parts:
         latest.update(zip(part.keys, range(total, total + len(part.keys))))
         total += len(part.keys)
-    if not total:
-        return np.zeros((0, 2), dtype=np.int64), {}, 0
-    columns = {name: np.concatenate([part.index[name] for part in parts]) for name in ("rank", "step", "order")}
-    kept = np.fromiter(latest.values(), dtype=np.int64, count=len(latest))
-    walk = np.lexsort((kept, columns["order"][kept], columns["step"][kept], columns["rank"][kept]))
-    names = list(latest)
-    positions = {names[number]: position for position, number in enumerate(walk.tolist())}
-    owner = np.repeat(np.arange(len(parts)), [len(part.keys) for part in parts])
-    row = np.concatenate([np.arange(len(part.keys)) for part in parts])
-    chosen = kept[walk]
-    return np.stack([owner[chosen], row[chosen]], axis=1), positions, total - len(latest)
+    return np.fromiter(latest.values(), dtype=np.int64, count=len(latest))
+
+
+def _is_sorted(rank: Array, step: Array, order: Array) -> bool:
+    if (rank == rank[0]).all() and (step == step[0]).all():
+        return bool((order[1:] >= order[:-1]).all())
+    return False

@@ -15,6 +15,7 @@ import h5py
 
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
 from precision_align.storage import layout
+from precision_align.storage.mapping import MappedFile
 
 FILE_MODE = 0o640
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -38,6 +39,15 @@ def create_file(path: Path, flags: int = 0) -> int:
     with suppress(OSError):  # some network file systems have no modes
         os.fchmod(descriptor, FILE_MODE)
     return descriptor
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file's data, or a folder's names, are on the medium itself. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
@@ -84,11 +94,12 @@ def first_line(error: BaseException) -> str:
 
 
 class Handles:
-    """Open HDF5 files, the least recently used closed beyond ``limit``. One instance serves one dump."""
+    """Open HDF5 files and mappings, the least recently used closed beyond ``limit``. One instance serves one dump."""
 
-    def __init__(self, limit: int = 8) -> None:
+    def __init__(self, limit: int = 4) -> None:
         self._limit = limit
         self._files: OrderedDict[Path, Any] = OrderedDict()
+        self._maps: OrderedDict[Path, MappedFile] = OrderedDict()
         self._lock = RLock()
 
     @contextmanager
@@ -102,8 +113,20 @@ class Handles:
             self._files.move_to_end(path)
             yield self._files[path]
 
+    def map(self, path: Path) -> MappedFile:
+        """The bytes of a file; use it at once, views of it stay valid. Raises OSError."""
+        with self._lock:
+            if path not in self._maps:
+                self._maps[path] = MappedFile(path)
+                while len(self._maps) > self._limit:
+                    self._maps.popitem(last=False)[1].close()
+            self._maps.move_to_end(path)
+            return self._maps[path]
+
     def close(self) -> None:
         """Close all of them; the next use opens again."""
         with self._lock:
+            while self._maps:
+                self._maps.popitem()[1].close()
             while self._files:
                 self._files.popitem()[1].close()

@@ -3,9 +3,10 @@
 A folder ``rank00000`` a process holds ``step00000012-00000012.part000.h5`` and so on, each written under a name that
 ends in ``.tmp`` and renamed when it is complete, ``run.json``, and ``series.jsonl`` with one line a scalar. In a file:
 ``index`` (one row a tensor, see :mod:`~precision_align.storage.layout`), ``keys`` (their texts, one a line, in the same
-order), ``blob`` (the payloads), ``strings`` (one JSON value a line; columns of texts are line numbers), ``calls``,
+order), ``blob`` (the payloads; in compressed files ``blob1``, ``blob2`` and so on, by the bytes of a word), ``strings`` (one JSON value a line; columns of texts are line numbers), ``calls``,
 ``series``, ``sketches`` and ``info``; in the root attributes ``format``, ``schema_version``, ``complete``,
-``sequence`` and ``digests`` (of every table; a payload's stands in its row). Reading one tensor needs none of our code:
+``sequence``, ``digests`` (of every table; a payload's stands in its row), ``digest_kind`` and ``sketch_kind`` (their
+definitions), and ``distinct`` (no key comes twice). Reading one tensor needs none of our code:
 
     row = file["index"][file["keys"][:].tobytes().decode().split("\\n").index(key)]
     data = file["blob"][row["offset"] : row["offset"] + row["stored"]]
@@ -21,12 +22,11 @@ import atexit
 import os
 import threading
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Union
 
 from precision_align.core.records import Call, Point, RunInfo
-from precision_align.core.terms import Tier
 from precision_align.storage.base import Draft
 from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.entries import Entry, Finisher
@@ -34,15 +34,16 @@ from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
 from precision_align.storage.parts import MAX_ROWS, Part
 from precision_align.storage.queues import ByteQueue
+from precision_align.storage.rings import Ring
 from precision_align.storage.runs import Run, write_run
 from precision_align.storage.series import SeriesFile
+from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import encode_info
 
-# Enough to hold the tensors of a few layers while the disk is busy, little beside the model that is being trained.
-QUEUE_BYTES = 256 << 20
-PART_BYTES = 1 << 30
-
 _FULL = "the disk is full: payloads were left out from here on"
+_SLOW = "the disk was too slow: a sketch was kept instead of the payload"
+# What a record without words weighs in the queue, roughly.
+_RECORD_BYTES = 1024
 
 
 class _EndStep:
@@ -53,17 +54,26 @@ class _EndStep:
         self.done = threading.Event()
 
 
-_Item = Union[Draft, Call, Point, _EndStep]
+@dataclass(frozen=True)
+class _Value:
+    """A point; ``saved``: it stands in ``series.jsonl`` already."""
+
+    point: Point
+    saved: bool
+
+
+_Item = Union[Draft, Entry, Call, _Value, _EndStep]
 
 
 class Hdf5Sink:
     """Writes one rank of a run into ``folder``; implements :class:`~precision_align.storage.base.Sink`.
 
-    ``put`` waits while more than ``queue_bytes`` wait to be written. A file closes at ``end_step`` or beyond
-    ``part_bytes`` of payload. When ``end_step(n)`` returns, all steps before n are in finished files and survive
-    ``kill -9`` (not a power failure: the disk's own cache is not flushed); step n follows in the background. A full
-    disk costs payloads, never the training: what is missing is noted in the dump. Raises UsageError and StorageFull
-    from the constructor, and nothing afterwards.
+    ``settings``: see :class:`~precision_align.storage.settings.Settings`; ``put`` waits while more than its
+    ``queue_bytes`` wait to be written, ``wait_seconds`` at most. A file closes at ``end_step`` or beyond ``part_bytes``
+    of payload; a step without tensors and calls makes none. When ``end_step(n)`` returns, all steps before n are in
+    finished files and survive ``kill -9`` (with ``fsync="step"`` a power failure too), unless a note says that the disk
+    was too slow; step n follows in the background. A full disk costs payloads, never the training: what is missing is
+    noted in the dump. Raises UsageError, Unavailable and StorageFull from the constructor, and nothing afterwards.
     """
 
     def __init__(
@@ -73,32 +83,62 @@ class Hdf5Sink:
         *,
         overwrite: bool = False,
         append: bool = False,
-        queue_bytes: int = QUEUE_BYTES,
-        part_bytes: int = PART_BYTES,
+        settings: Settings = DEFAULT_SETTINGS,
     ) -> None:
+        settings.check()
         start = prepare_folder(Path(folder), info, overwrite=overwrite, append=append)
         self._folder = start.folder
         self._info = info
-        self._part_bytes = part_bytes
+        self._settings = settings
         self._sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
         self._finisher = Finisher()
         self._part: Part | None = None
+        self._points: list[_Value] = []
+        self._ring = Ring(start.folder, settings.keep)
         self._encoded: tuple[tuple[RunInfo, tuple[str, ...]], str] | None = None
         self._pending: _EndStep | None = None
         self._closed = False
+        self._stalled = False
         self._process = os.getpid()
         self._write_run(closed=False)
-        self._queue: ByteQueue[_Item] = ByteQueue(queue_bytes)
+        self._limit = settings.staging_bytes
+        self._queue: ByteQueue[_Item] = ByteQueue(self._limit)
         self._thread = threading.Thread(target=self._run, name="precision-align writer", daemon=True)
         self._thread.start()
         self._at_exit = _close_at_exit(self)
 
     def put(self, draft: Draft) -> None:
-        """Take a tensor; waits while the queue is full."""
-        words = draft.words
-        self._enqueue(draft, 0 if words is None else words.size * words.itemsize)
+        """Take a tensor; waits while the queue is full, and keeps a sketch of it where that takes too long."""
+        if not self._accepts():
+            return
+        nbytes = 0 if draft.words is None else draft.words.nbytes
+        if self._queue.put(draft, nbytes + _RECORD_BYTES, self._patience):
+            self._stalled = False
+            return
+        self._stalled = True
+        self._reduce(draft)
+
+    @property
+    def _patience(self) -> float:
+        """Once the wait was in vain there is none until the queue has room again: waits must not add up."""
+        return 0.0 if self._stalled else self._settings.wait_seconds
+
+    def _reduce(self, draft: Draft) -> None:
+        """Queue what little of a tensor has a place while the disk stands still, at most as much again as its limit."""
+        self._notes.add(f"from step {draft.record.key.step} on, for a while: {_SLOW}")
+        finisher = Finisher()
+        finisher.payloads, finisher.reason = False, _SLOW
+        entry = finisher.finish(draft)
+        if entry.words is not None:  # so small that it would have been kept whole
+            entry = entry.without_payload(_SLOW)
+        nbytes = _RECORD_BYTES + (0 if entry.sketch is None else entry.sketch.nbytes)
+        if self._queue.nbytes + nbytes > 2 * self._limit + _RECORD_BYTES:
+            step = draft.record.key.step
+            self._notes.add_loss(step, step, 1, "the disk stood still and no memory was left")
+        else:
+            self._queue.force(entry, nbytes)
 
     def put_call(self, call: Call) -> None:
         """Take a finished call."""
@@ -107,19 +147,19 @@ class Hdf5Sink:
     def put_point(self, point: Point) -> None:
         """Take one value of a series; it is on disk in ``series.jsonl`` when this returns."""
         if self._accepts():
-            self._series.append(point)
-        self._enqueue(point)
+            self._queue.force(_Value(point, self._series.append(point)))
 
     def note(self, text: str) -> None:
         """Remember something that was not recorded; it goes into every file from here on."""
         self._notes.add(text)
 
     def end_step(self, step: int) -> None:
-        """All of this step was handed over; returns when every earlier step is on disk."""
+        """All of this step was handed over; returns when every earlier step is on disk, or after ``wait_seconds``."""
         if not self._accepts():
             return
-        if self._pending is not None:
-            self._pending.done.wait()
+        if self._pending is not None and not self._pending.done.wait(self._patience):
+            self._stalled = True
+            self._notes.add("the disk was slow: some steps were on disk later than a later step's end")
         self._pending = _EndStep(last=False)
         self._enqueue(self._pending)
 
@@ -134,7 +174,7 @@ class Hdf5Sink:
             return
         self._info = info
         self._closed = True
-        self._queue.put(_EndStep(last=True))
+        self._queue.force(_EndStep(last=True))
         self._thread.join()
         self._series.close()
         self._write_run(closed=True)
@@ -144,14 +184,14 @@ class Hdf5Sink:
         # A forked child (a data loader's worker) has no writer thread: its queue would just fill up.
         return not self._closed and os.getpid() == self._process
 
-    def _enqueue(self, item: _Item, nbytes: int = 0) -> None:
+    def _enqueue(self, item: _Item) -> None:
         if self._accepts():
-            self._queue.put(item, nbytes)
+            self._queue.force(item)
 
     def _write_run(self, *, closed: bool) -> None:
         info = replace(self._info, notes=tuple(dict.fromkeys([*self._info.notes, *self._notes.texts()])))
         try:
-            write_run(self._folder, Run(info, closed, self._sequence))
+            write_run(self._folder, Run(info, closed, self._sequence, self._settings.keep))
         except OSError as error:
             self.note(f"run.json could not be written: {error}")
 
@@ -174,25 +214,34 @@ class Hdf5Sink:
 
     def _take(self, item: _Item) -> None:
         if isinstance(item, _EndStep):
+            self._points = [value for value in self._points if self._part is not None or not value.saved]
+            if item.last and self._points:
+                self._open_part()
             self._finish_part()
-            return
-        if self._part is None:
-            self._part = Part(self._folder, self._sequence, self.note)
-        if isinstance(item, Draft):
-            self._add(self._part, self._finisher.finish(item))
-        elif isinstance(item, Call):
-            self._part.add_call(item)
+        elif isinstance(item, _Value):
+            self._points.append(item)
         else:
-            self._part.add_point(item)
-        if self._part.nbytes >= self._part_bytes or self._part.num_rows >= MAX_ROWS:
+            self._add(item)
+
+    def _add(self, item: Union[Draft, Entry, Call]) -> None:
+        part = self._open_part()
+        if isinstance(item, Call):
+            part.add_call(item)
+        else:
+            self._add_entry(part, self._finisher.finish(item) if isinstance(item, Draft) else item)
+        if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
             self._finish_part()
 
-    def _add(self, part: Part, entry: Entry) -> None:
+    def _open_part(self) -> Part:
+        if self._part is None:
+            self._part = Part(self._folder, self._sequence, self.note, self._settings)
+        return self._part
+
+    def _add_entry(self, part: Part, entry: Entry) -> None:
         try:
             part.add(entry)
         except OSError as error:
-            reason = self._lose_payloads(part, error)
-            part.add(Entry(replace(entry.record, tier=Tier.STATISTICS, reason=reason), None, None))
+            part.add(entry.without_payload(self._lose_payloads(part, error)))
 
     def _lose_payloads(self, part: Part, error: BaseException) -> str:
         """Go on without payloads: of this part, and for good where the disk is full.
@@ -212,12 +261,15 @@ class Hdf5Sink:
         self._finisher.forget()
         if part is None:
             return
+        for value in self._points:
+            part.add_point(value.point)
+        self._points.clear()
         if self._try_finish(part, self._lose_payloads) or self._try_finish(part, self._lose_part):
             self._sequence += 1
 
     def _try_finish(self, part: Part, otherwise: Callable[[Part, BaseException], object]) -> bool:
         try:
-            part.finish(self._encode_info())
+            self._ring.add(part.finish(self._encode_info()))
         except Exception as error:  # whatever it was, the next steps must still be written
             otherwise(part, error)
             return False

@@ -1,4 +1,6 @@
-"""What a dump file looks like: names, column types, flags. Version 0.
+"""What a dump file looks like: names, column types, flags. Version 1.
+
+Version 0 had BLAKE2b hashes, sketches of kind 0, and neither `digest_kind` nor `sketch_kind`.
 
 Everything here is fixed once written: a change means a new ``SCHEMA_VERSION`` and a reader for the old one.
 """
@@ -113,3 +115,8 @@ def name_rank(rank: int) -> str:
 def name_part(first: int, last: int, part: int) -> str:
     """The file of one part, from its first and last step."""
     return f"step{first:08d}-{last:08d}.part{part:03d}.h5"
+
+
+def name_blob(itemsize: int) -> str:
+    """The dataset of compressed payloads whose words have ``itemsize`` bytes: a codec shuffles the bytes of a word."""
+    return f"blob{itemsize}"

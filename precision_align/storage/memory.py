@@ -34,9 +34,9 @@ class MemorySink:
         """Take a tensor."""
         entry = self._finisher.finish(draft)
         if entry.words is not None:
-            name = entry.record.digest + entry.words.dtype.str.encode()
+            name = entry.digest + entry.words.dtype.str.encode()
             known = self._payloads.setdefault(name, entry.words)
-            entry = replace(entry, words=known.reshape(entry.words.shape))
+            entry.words = known.reshape(entry.words.shape)
         self._entries.append(entry)
 
     def put_call(self, call: Call) -> None:
@@ -76,8 +76,8 @@ class MemoryDump(DumpView):
         points: Sequence[Point],
         notes: Sequence[str] = (),
     ) -> None:
-        latest = {str(entry.record.key): entry for entry in entries}
-        self._entries = sorted(latest.values(), key=lambda entry: _walk_order(entry.record))
+        latest = {str(entry.draft.key): entry for entry in entries}
+        self._entries = sorted(latest.values(), key=lambda entry: _walk_order(entry.draft))
         self._records = [entry.record for entry in self._entries]
         self._positions = {str(record.key): position for position, record in enumerate(self._records)}
         self._calls = sorted(calls, key=lambda call: (call.rank, call.step, call.exit))
@@ -115,6 +115,11 @@ class MemoryDump(DumpView):
         return list(self._info.notes)
 
     @property
+    def gaps(self) -> Sequence[str]:
+        """Nothing is lost in memory."""
+        return ()
+
+    @property
     def steps(self) -> Sequence[int]:
         """All steps that have a record or a call, ascending."""
         return sorted({record.key.step for record in self._records} | {call.step for call in self._calls})
@@ -132,6 +137,15 @@ class MemoryDump(DumpView):
         """A copy of the payload at a position, or None."""
         words = self._entries[position].words
         return None if words is None else words.copy(order="C")
+
+    def mapped_words(self, position: int) -> Array | None:
+        """The payload at a position, read-only and not copied, or None."""
+        words = self._entries[position].words
+        if words is None:
+            return None
+        view = words.view()
+        view.flags.writeable = False
+        return view
 
     def stored_sketch(self, position: int) -> Array | None:
         """A copy of the stored sketch at a position, or None."""

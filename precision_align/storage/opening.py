@@ -107,7 +107,10 @@ def _describe_gaps(folder: Path, parts: Sequence[PartFile], broken: Sequence[Dum
     notes = []
     present = {part.sequence: part for part in parts}
     expected = max([run.parts if run else 0, *(number + 1 for number in present)])
-    missing = expected - len(present)
+    first = min(present, default=0) if run is not None and run.keep is not None else 0
+    if first:
+        notes.append(f"{folder}: only the last {run.keep if run else 0} recorded steps were kept")
+    missing = expected - first - len(present)
     if missing > len(broken):
         notes.append(f"{folder}: {missing} of {expected} files are missing{_describe_place(present)}")
     if run is not None and not run.closed:

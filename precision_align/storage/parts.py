@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,16 +14,23 @@ import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.records import SCHEMA_VERSION, Call, Point
+from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
 from precision_align.storage.blobs import Blob, require_room
+from precision_align.storage.compression import filter_options
 from precision_align.storage.entries import Entry, narrow_words
-from precision_align.storage.handles import create_file, open_hdf5
-from precision_align.storage.hashing import bytes_of, digest_bytes
-from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, strip_payload
+from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path
+from precision_align.storage.hashing import DIGEST_KIND, bytes_of, digest_words
+from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
+from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, read_index, strip_payloads
 from precision_align.storage.texts import TextWriter, encode_keys
 
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
 _LIBVER = ("v110", "v110")
+# HDF5 takes its own metadata from blocks of this size. One block holds the index of the blob's chunks (8 bytes each), so
+# that nothing comes between two chunks, and a payload that crosses them still lies in one piece.
+META_BLOCK = 1 << 16
+_SMALL_META_BLOCK = 2048  # HDF5's default: a file whose payloads are no whole chunk need not grow by 64 KiB
 # Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 1.5 KB each.
 MAX_ROWS = 200_000
 
@@ -30,19 +38,22 @@ MAX_ROWS = 200_000
 class Part:
     """Collects what belongs into one file of ``folder``; ``note`` is told of rows that no table can hold.
 
-    Raises OSError where the disk is full.
+    ``settings``: how it is written. Raises OSError where the disk is full.
     """
 
-    def __init__(self, folder: Path, sequence: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, sequence: int, note: Callable[[str], None], settings: Settings = DEFAULT_SETTINGS
+    ) -> None:
         self._folder = folder
         self._sequence = sequence
         self._note = note
+        self._settings = settings
         self._file: Any = None
         self._temporary: Path | None = None
-        self._blob = Blob(folder, self._open)
+        self._blobs: dict[str, Blob] = {}
         self._texts = TextWriter()
         self._keys: list[str] = []
-        self._index: list[Row] = []
+        self._index = bytearray()
         self._calls: list[Row] = []
         self._points: list[Row] = []
         self._sketches: list[Array] = []
@@ -54,12 +65,12 @@ class Part:
     @property
     def nbytes(self) -> int:
         """Payload bytes so far."""
-        return self._blob.size
+        return sum(blob.size for blob in self._blobs.values())
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables so far."""
-        return len(self._index) + len(self._calls) + len(self._points)
+        return len(self._keys) + len(self._calls) + len(self._points)
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -68,19 +79,35 @@ class Part:
 
     def add(self, entry: Entry) -> None:
         """Append a record with its payload and sketch."""
-        place = self._place(entry)
-        self._keys.append(str(entry.record.key))
-        self._index.append(index_row(entry.record, place, self._texts))
-        self._cover(entry.record.key.step)
+        key = entry.draft.key
+        try:
+            row = index_row(entry, self._place(entry), self._texts)
+        except struct.error:
+            self._note(f"a number in the record {key} does not fit into 64 bits: it was left out")
+            return
+        self._index += row
+        self._keys.append(str(key))
+        self._cover(key.step)
 
     def _place(self, entry: Entry) -> Placement:
         if entry.sketch is not None:
             return Placement(sketch_offset=self._place_sketch(entry.sketch), sketch_length=entry.sketch.size)
         if entry.words is None:
             return Placement()
-        narrow, mask = narrow_words(entry.words, tuple(entry.record.stride), entry.record.digest)
+        narrow, mask = narrow_words(entry.words, entry.draft.stride, entry.digest)
         data = bytes_of(np.ascontiguousarray(narrow))
-        return Placement(self._blob.append(data, entry.record.digest), data.size, mask)
+        return Placement(self._blob(narrow.itemsize).append(data, entry.digest), data.size, mask)
+
+    def _blob(self, itemsize: int) -> Blob:
+        codec, reserve = self._settings.compress, self._settings.reserve_free
+        name = layout.name_blob(itemsize) if codec else "blob"
+        if name not in self._blobs and codec:
+            self._blobs[name] = Blob(
+                self._folder, self._open, name=name, itemsize=min(itemsize, 8), filters=filter_options(codec), reserve=reserve
+            )
+        elif name not in self._blobs:
+            self._blobs[name] = Blob(self._folder, self._open, reserve=reserve)
+        return self._blobs[name]
 
     def _place_sketch(self, sketch: Array) -> int:
         # Equal tensors share one sketch object (see Finisher), which this file keeps alive: its id stays unique.
@@ -104,11 +131,13 @@ class Part:
         self._last = step if self._first is None else max(self._last, step)
         self._first = step if self._first is None else min(self._first, step)
 
-    def _open(self) -> Any:
+    def _open(self, meta_block: int = META_BLOCK) -> Any:
         if self._file is None:
             self._temporary = self._free_path(layout.UNFINISHED)
-            os.close(create_file(self._temporary))  # first, so that no other mode than ours is ever seen on disk
-            self._file = open_hdf5(self._temporary, "w", libver=_LIBVER)
+            # "x", not "w" on a file of our own: ext4 writes a file that was truncated out at once when it is closed.
+            self._file = open_hdf5(self._temporary, "x", libver=_LIBVER, meta_block_size=meta_block)
+            with suppress(OSError):  # some network file systems have no modes
+                self._temporary.chmod(FILE_MODE)
         return self._file
 
     def _free_path(self, suffix: str) -> Path:
@@ -122,30 +151,39 @@ class Part:
     def finish(self, info: str) -> Path:
         """Write the tables, close, and make the file visible under its final name. Raises OSError, RuntimeError."""
         tables = self._build_tables(info)
-        require_room(self._folder, sum(table.nbytes for table in tables.values()) + (1 << 16))
-        file = self._open()
-        self._blob.finish()
+        room = sum(table.nbytes for table in tables.values()) + 2 * META_BLOCK
+        require_room(self._folder, room, self._settings.reserve_free)
+        file = self._open(_SMALL_META_BLOCK)
+        if not self._settings.compress:
+            self._blob(1)  # a file without payloads has an empty one
+        for blob in self._blobs.values():
+            blob.finish()
         for name, table in tables.items():
             file.create_dataset(name, data=table)
-        file.attrs["digests"] = json.dumps({name: digest_bytes(table.tobytes()) for name, table in tables.items()})
+        digests = {name: digest_words(table.view(np.uint8)).hex() for name, table in tables.items()}
+        file.attrs["digests"] = json.dumps(digests)
+        file.attrs["digest_kind"] = DIGEST_KIND
+        file.attrs["sketch_kind"] = SKETCH_KIND
+        file.attrs["distinct"] = len(set(self._keys)) == len(self._keys)
         file.attrs["sequence"] = self._sequence
         file.attrs["format"] = layout.FORMAT
         file.attrs["schema_version"] = SCHEMA_VERSION
         file.attrs["complete"] = True
         file.close()
         self._file = None
-        return self._publish()
+        if self._settings.fsync != "never" and self._temporary is not None:
+            sync_path(self._temporary)
+        path = self._publish()
+        if self._settings.fsync != "never":
+            sync_path(self._folder)
+        return path
 
     def _build_tables(self, info: str) -> dict[str, Array]:
-        index, rejected = build_table(self._index, layout.INDEX)
-        keys = [key for number, key in enumerate(self._keys) if number not in set(rejected)] if rejected else self._keys
-        for number in rejected:
-            self._note(f"a number in the record {self._keys[number]} does not fit into 64 bits: it was left out")
         return {
             "info": _bytes_table(info.encode("ascii")),
             "strings": _bytes_table(self._texts.to_bytes()),
-            "keys": _bytes_table(encode_keys(keys)),
-            "index": index,
+            "keys": _bytes_table(encode_keys(self._keys)),
+            "index": read_index(self._index),
             "calls": self._build_plain(self._calls, layout.CALLS, "calls"),
             "series": self._build_plain(self._points, layout.SERIES, "points"),
             "sketches": _join(self._sketches),
@@ -170,9 +208,10 @@ class Part:
     def drop_payloads(self, reason: str) -> None:
         """Go on without the payloads collected so far: their records keep hash and statistics, and get ``reason``."""
         self.abandon()
-        self._blob = Blob(self._folder, self._open)
-        number = self._texts.intern(reason)
-        self._index = [strip_payload(row, number) for row in self._index]
+        self._blobs.clear()
+        index = read_index(self._index)
+        strip_payloads(index, self._texts.intern(reason))
+        self._index = bytearray(index.tobytes())
 
     def abandon(self) -> None:
         """Remove what is on disk of it; raises nothing.

@@ -16,13 +16,29 @@ class ByteQueue(Generic[Item]):
         self._limit = limit
         self._items: deque[tuple[Item, int]] = deque()
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
 
-    def put(self, item: Item, nbytes: int = 0) -> None:
-        """Append an item that weighs ``nbytes``; waits until it fits or the queue holds no bytes."""
+    def put(self, item: Item, nbytes: int = 0, patience: float | None = None) -> bool:
+        """Append an item that weighs ``nbytes``; waits until it fits or the queue holds no bytes.
+
+        ``patience``: for how many seconds at most (None: for ever); False where it was not taken then.
+        """
         with self._changed:
-            while self._bytes and self._bytes + nbytes > self._limit:
-                self._changed.wait()
+            if not self._changed.wait_for(lambda: not self._bytes or self._bytes + nbytes <= self._limit, patience):
+                return False
+            self._items.append((item, nbytes))
+            self._bytes += nbytes
+            self._changed.notify_all()
+            return True
+
+    @property
+    def nbytes(self) -> int:
+        """What is queued now."""
+        return self._bytes
+
+    def force(self, item: Item, nbytes: int = 0) -> None:
+        """Append an item whatever is queued."""
+        with self._changed:
             self._items.append((item, nbytes))
             self._bytes += nbytes
             self._changed.notify_all()

@@ -19,11 +19,13 @@ from precision_align.storage.tables import decode_info, encode_info
 
 @dataclass(frozen=True)
 class Run:
-    """``parts``: how many files were completed when this was written; ``closed``: no more will follow."""
+    """``parts``: how many files were completed when this was written; ``closed``: no more will follow; ``keep``: how
+    many steps stay on disk (None: all)."""
 
     info: RunInfo
     closed: bool
     parts: int
+    keep: int | None = None
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -35,6 +37,8 @@ def write_run(folder: Path, run: Run) -> None:
         "parts": run.parts,
         "info": json.loads(encode_info(run.info)),
     }
+    if run.keep is not None:
+        content["keep"] = run.keep
     content["digest"] = _digest(content)
     temporary = folder / (layout.RUN_FILE + layout.UNFINISHED)
     try:
@@ -62,7 +66,9 @@ def read_run(folder: Path) -> Run | None:
     if content.pop("digest", None) != _digest(content):
         raise DumpDamaged(f"{path} was changed after it was written: its hash does not fit")
     try:
-        return Run(decode_info(json.dumps(content["info"])), bool(content["closed"]), int(content["parts"]))
+        keep = content.get("keep")
+        info = decode_info(json.dumps(content["info"]))
+        return Run(info, bool(content["closed"]), int(content["parts"]), None if keep is None else int(keep))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DumpDamaged(f"{path} lacks run information: {error}") from error
 

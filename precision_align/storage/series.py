@@ -29,10 +29,10 @@ class SeriesFile:
         except OSError as error:
             self._note(f"{path.name} could not be opened: {error}")
 
-    def append(self, point: Point) -> None:
-        """Write one point. After a failure (a full disk) the next one is tried again, on a new line."""
+    def append(self, point: Point) -> bool:
+        """Write one point; whether that worked. After a failure (a full disk) the next one is tried on a new line."""
         if self._file < 0:
-            return
+            return False
         line = (encode_point(point) + "\n").encode("ascii")
         line = b"\n" + line if self._torn else line
         try:
@@ -42,6 +42,7 @@ class SeriesFile:
             self._torn, reason = True, str(error.strerror)
         if self._torn:
             self._note(f"{layout.SERIES_FILE} lacks a value of step {point.step}: {reason}")
+        return not self._torn
 
     def close(self) -> None:
         """Close the file."""

@@ -11,8 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from precision_align.core.dtypes import Array
 
+_NEWLINE = 10
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -113,3 +116,8 @@ def decode_keys(data: Array) -> list[str]:
     """The inverse, from uint8[n]; no bytes are no keys."""
     text = data.tobytes().decode("utf-8", "surrogatepass")
     return text.split("\n") if text else []
+
+
+def count_keys(data: Array) -> int:
+    """How many keys uint8[n] holds, without decoding them."""
+    return int(np.count_nonzero(data == _NEWLINE)) + 1 if data.size else 0

@@ -34,6 +34,10 @@ class DumpView(ABC):
     def stored_sketch(self, position: int) -> Array | None:
         """The stored sketch at a position, a fresh array, or None. Raises DumpDamaged."""
 
+    def mapped_words(self, position: int) -> Array | None:
+        """The payload at a position as a read-only view, or None where that needs a copy. Raises DumpDamaged."""
+        return None
+
     def find(self, text: str) -> TensorRecord:
         """The record of a key given in its text form. Raises KeyError."""
         return self.records[self.position(text)]
@@ -53,6 +57,13 @@ class DumpView(ABC):
             record = self.records[position]
             raise KeyError(f"no payload of {key} is stored, only {record.tier}{_because(record)}")
         return words
+
+    def map_payload(self, key: Key) -> Array | None:
+        """The raw words of a tensor without a copy, read-only, hash verified; None where only a copy can be had.
+
+        The view stays valid after :meth:`close`. Raises KeyError where there is no such record, DumpDamaged.
+        """
+        return self.mapped_words(self.position(str(key)))
 
     def values(self, key: Key) -> Array:
         """The numbers of a tensor: bfloat16 and float8 widened to float32 exactly, the rest as stored."""

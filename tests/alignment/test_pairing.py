@@ -52,6 +52,12 @@ def test_other_data_pair_by_number_so_that_inputs_are_compared():
     assert pair_steps([0, 1, 2], [3, 4, 5])[0] == {0: 0, 1: 1, 2: 2}
 
 
+def test_shuffled_batches_pair_by_number_and_are_told():
+    steps, notes = pair_steps([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])
+    assert steps == {index: index for index in range(6)}
+    assert any("another order" in note for note in notes)
+
+
 def test_a_warm_up_step_shifts_nothing():
     steps, notes = pair_steps([0, 1, 2], [7, 0, 1, 2])
     assert steps == {1: 0, 2: 1, 3: 2}

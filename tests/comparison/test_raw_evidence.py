@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
+from precision_align.comparison import replaying
 from precision_align.comparison.engine import Engine
 from precision_align.core.errors import NothingInCommon, UsageError
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
@@ -22,7 +21,11 @@ X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(autouse=True)
 def without_torch(monkeypatch):
     """The engine finds no replay, as in a venv without torch; the recordings themselves need it."""
-    monkeypatch.setitem(sys.modules, "precision_align.replay.judging", None)
+
+    def refuse(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(replaying, "import_module", refuse)
 
 
 class Block(nn.Module):

@@ -198,3 +198,31 @@ def test_two_ranks_write_one_dump_and_train_bit_equal(tmp_path):
     inputs = [[r.digest for r in side if r.key.role == "input" and r.key.scope == ""] for side in (first, second)]
     assert not set(inputs[0]) & set(inputs[1])
     assert {"", "module", "module.0", "module.1", "module.2"} == set(dump.info.modules)
+
+
+SECOND = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(generator.parameters(), 0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        (critic(generator(torch.ones(1, 2))).sum() * (float("nan") if step == 4 else 1.0)).backward()
+        optimizer.step()
+"""
+
+
+def test_limits_of_a_launch_and_a_second_model_is_named(tmp_path):
+    write(tmp_path, SECOND)
+    (tmp_path / "plan.json").write_text('{"default": "full"}')
+    sources = "modules,operators,functions,optimizer"
+    words = ["--plan", "plan.json", "--trigger", "nan", "--ring", "2", "--sources", sources, "--", "train.py"]
+    done = launch(tmp_path, "capture", "-o", "dump", *words, check=0)
+    assert "a Sequential that is no part of the captured Linear" in done.stderr
+    dump = open_dump(tmp_path / "dump")
+    assert {r.key.step for r in dump.records} == {3, 4}
+    assert {str(r.key.source) for r in dump.records} >= {"module", "aten", "function", "optimizer"}
+    lines = {c.source.rpartition("/")[2] for c in dump.calls if c.kind == "aten.addmm.default"}
+    assert lines == {"train.py:9"}

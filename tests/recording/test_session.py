@@ -33,7 +33,12 @@ def run(model, recorder, steps=3):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"budget_bytes": 1}, "not available yet"),
+        ({"budget_bytes": 0}, "budget_bytes"),
+        ({"ring": 0, "trigger": "nan"}, "ring"),
+        ({"trigger": "loss>>3"}, "'loss>>3'"),
+        ({"trigger": []}, "condition"),
+        ({"trigger": "signal:NOSUCH"}, "NOSUCH"),
+        ({"switch": "sometimes"}, "'sometimes'"),
         ({"force": "x"}, "not available yet"),
         ({"certify": True}, "not available yet"),
         ({"sources": ["modules", "gradient"]}, "'gradient'"),

@@ -249,7 +249,6 @@ def run_seeded(seed):
     return run_model
 
 
-@pytest.mark.xfail(strict=True, reason="a random call is judged by a mask of the replay's own")
 def test_equal_random_masks_with_rounding_noise_are_aligned(compare, patch, noisy):
     candidate = Dropped()
     patch(candidate.b, noisy(1e-7))

@@ -16,7 +16,7 @@ import pytest
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound, SchemaTooNew
 from precision_align.core.records import Point, RunInfo
 from precision_align.core.terms import Tier
-from precision_align.storage.hashing import digest_bytes
+from precision_align.storage.hashing import digest_bytes, digest_words
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
 from precision_align.storage.texts import encode_value
@@ -264,7 +264,7 @@ def rewrite_table(path: Path, name: str, table: Any, **options: Any) -> None:
         del file[name]
         file.create_dataset(name, **({"data": table} if table is not None else {}), **options)
         digests = json.loads(file.attrs["digests"])
-        digests[name] = digest_bytes(b"" if table is None else table.tobytes())
+        digests[name] = digest_words(np.zeros(0) if table is None else table.view(np.uint8)).hex()
         file.attrs["digests"] = json.dumps(digests)
 
 

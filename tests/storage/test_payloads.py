@@ -16,6 +16,7 @@ from precision_align.storage import hdf5
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.memory import MemorySink
 from precision_align.storage.opening import open_dump
+from precision_align.storage.settings import Settings
 
 INFO = RunInfo("run-1", "2026-11-29T00:00:00+00:00", 0, 1, "cpu")
 
@@ -153,7 +154,7 @@ def test_payloads_across_chunks_and_parts(tmp_path: Path, make_draft: Any) -> No
         make_draft(generator.integers(0, 256, size, dtype=np.uint8), "uint8", order=number, key={"call": number})
         for number, size in enumerate(sizes)
     ]
-    sink = Hdf5Sink(tmp_path / "d", INFO, part_bytes=4 << 20, queue_bytes=1 << 20)
+    sink = Hdf5Sink(tmp_path / "d", INFO, settings=Settings(part_bytes=4 << 20, queue_bytes=1 << 20))
     for item in items:
         sink.put(item)
     sink.end_step(0)

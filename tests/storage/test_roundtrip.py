@@ -251,7 +251,8 @@ def test_any_plain_value_survives_json(value: Any) -> None:
 def test_run_information_comes_back_exactly(info: RunInfo) -> None:
     with tempfile.TemporaryDirectory() as folder:
         sink = Hdf5Sink(Path(folder) / "d", info)
-        sink.put_point(Point(0, 0, "loss", 1.0))
+        key = Key(0, 0, 0, Source.MODULE, "", 0, Pass.FIRST, "", 0, Phase.FORWARD, Role.OUTPUT, "")
+        sink.put(Draft(TensorRecord(key, "float32", (), (), "strided", "cpu", False, 0, Tier.FULL), np.float32([1])[0:1].reshape(())))
         sink.close(info)
         assert same(vars(open_dump(Path(folder) / "d").info), vars(info))
         (part,) = (Path(folder) / "d").glob("rank*/*.h5")

@@ -24,6 +24,7 @@ from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
 from precision_align.storage.parts import Part
 from precision_align.storage.queues import ByteQueue
+from precision_align.storage.settings import Settings
 
 MIB = 1 << 20
 
@@ -78,10 +79,10 @@ def test_a_disk_too_full_even_for_tables(
     real = parts.require_room
     full = [False]
 
-    def room(folder: Path, nbytes: int) -> None:
+    def room(folder: Path, nbytes: int, reserve: int = 0) -> None:
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(folder, nbytes)
+        real(folder, nbytes, reserve)
 
     monkeypatch.setattr(parts, "require_room", room)
     monkeypatch.setattr(blobs, "require_room", room)
@@ -121,7 +122,7 @@ def test_a_real_full_disk(
     """With our own look at the free space before each write, and without it, when HDF5 runs into the wall."""
     if not guarded:
         for module in (parts, blobs):
-            monkeypatch.setattr(module, "require_room", lambda folder, nbytes: None)
+            monkeypatch.setattr(module, "require_room", lambda *_: None)
     before = len(list(Path("/proc/self/fd").iterdir()))
     sink = Hdf5Sink(small_disk / "d", make_info())
     for step in range(5):
@@ -264,7 +265,7 @@ def test_put_waits_while_the_disk_is_slow(
         real(self, item)
 
     monkeypatch.setattr(Hdf5Sink, "_take", take)
-    sink = Hdf5Sink(tmp_path / "d", make_info(), queue_bytes=3 * MIB)
+    sink = Hdf5Sink(tmp_path / "d", make_info(), settings=Settings(queue_bytes=3 * MIB))
     producer = threading.Thread(target=put_step, args=(sink, make_draft, 0, 8))
     producer.start()
     producer.join(0.3)
@@ -384,7 +385,7 @@ def test_a_forked_child_neither_blocks_nor_writes(tmp_path: Path) -> None:
 
 def test_many_threads_put_at_once(tmp_path: Path, make_info: Any, make_draft: Any) -> None:
     """Autograd runs gradient hooks on threads of its own."""
-    sink = Hdf5Sink(tmp_path / "d", make_info(), queue_bytes=4096)
+    sink = Hdf5Sink(tmp_path / "d", make_info(), settings=Settings(queue_bytes=4096))
 
     def work(number: int) -> None:
         for call in range(50):

@@ -1,0 +1,92 @@
+"""Pairs of tensors as the kernels want them: contiguous pieces, in a word type that both sides share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Callable
+
+import numpy as np
+
+from precision_align.core.dtypes import DTYPES, Array, Dtype, widen
+
+# Elements: a piece of float32 is 4 MiB a side, long enough that starting it costs nothing, short enough for threads to
+# share a tensor evenly and for its pages to be let go of soon.
+SPAN = 1 << 20
+# Elements of a piece that has to be converted or gathered first: 0.5 MiB of float64 a side.
+SMALL = 1 << 16
+
+_QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
+_PLAIN = {np.dtype(row.word): row for row in DTYPES.values() if row.name == np.dtype(row.word).name}
+
+Read = Callable[[Array], Array]
+# Told the bounds of elements that are not needed any more.
+Release = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to tally a pair of dtypes.
+
+    ``form``: the kernel's word type, or "" where only the general NumPy code will do; ``actual``, ``expected``: what
+    turns a block of words of each side into that form; None: nothing.
+    """
+
+    form: str
+    actual: Read | None = None
+    expected: Read | None = None
+
+
+def dtype_of_array(array: Array) -> Dtype:
+    """The table row of a NumPy number type. Raises TypeError for other arrays."""
+    word = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
+    row = _PLAIN.get(word)
+    if row is None:
+        raise TypeError(f"arrays of {array.dtype} are not compared")
+    return row
+
+
+@cache
+def make_plan(actual: Dtype, expected: Dtype, forms: frozenset[str]) -> Plan:
+    """The plan of two dtypes for a kernel that takes ``forms``."""
+    same = _QUANTIZED.get(actual.name, actual.name)
+    if actual == expected and same in forms:
+        return Plan(same)
+    if actual.kind == expected.kind == "float":
+        form = "float64" if "float64" in (actual.name, expected.name) else "float32"
+        return Plan(form, _reader(actual, form), _reader(expected, form))
+    return Plan("", _reader(actual, ""), _reader(expected, ""))
+
+
+def _reader(dtype: Dtype, form: str) -> Read | None:
+    if dtype.name == form or (not form and _is_plain(dtype)):
+        return None
+    if form:
+        return lambda words: np.asarray(widen(words, dtype), dtype=form)
+    return lambda words: widen(words, dtype)
+
+
+def _is_plain(dtype: Dtype) -> bool:
+    """Whether the words of a dtype are its numbers."""
+    return dtype.name not in ("bfloat16", "complex32") and not dtype.name.startswith("float8")
+
+
+class Flat:
+    """A tensor as a row of elements in C order, whatever its layout: pieces come contiguous, aligned and native."""
+
+    def __init__(self, words: Array) -> None:
+        self.plain = bool(words.flags.c_contiguous and words.flags.aligned and words.dtype.isnative)
+        self._flat = words.reshape(-1) if words.flags.c_contiguous else words.flat
+        self._native = words.dtype.newbyteorder("=")
+
+    def piece(self, start: int, stop: int) -> Array:
+        """Elements ``start`` to ``stop``: a view where the tensor allows it."""
+        found = self._flat[start:stop]
+        return found if self.plain else np.array(found, dtype=self._native)
+
+
+def cut(size: int, step: int) -> Iterator[tuple[int, int]]:
+    """The bounds of pieces of ``step`` elements."""
+    for start in range(0, size, step):
+        yield start, min(start + step, size)

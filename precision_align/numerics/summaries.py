@@ -1,0 +1,82 @@
+"""The compiled forms of the statistics and of the inner half of the hash: the functions of summary.c.
+
+Where there is no compiler :mod:`~precision_align.numerics.statistics` and :mod:`~precision_align.numerics.folding` do
+the same in NumPy: the hash bit for bit, counts and extremes too, sums within float64 rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from precision_align.core.dtypes import Array
+from precision_align.core.records import Statistics
+from precision_align.numerics.building import load_library
+
+SOURCE = Path(__file__).with_name("summary.c")
+VERSION = 1
+FORMS = ("float32", "bfloat16", "float16", "float64")
+# The same variable that chooses the difference kernel: anything but "compiled" (or nothing) asks for NumPy here.
+VARIABLE = "PRECISION_ALIGN_KERNEL"
+
+
+class _Summary(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("nan", "inf", "zero", "subnormal")),
+        *((name, ctypes.c_double) for name in ("minimum", "maximum", "sum", "sum_rest", "square", "square_rest")),
+    )
+
+
+class CompiledSummaries:
+    """Safe from several threads; the interpreter's lock is free meanwhile."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        self._summarize: dict[str, Any] = {}
+        for form in FORMS:
+            self._summarize[form] = function = library[f"summarize_{form}"]
+            function.argtypes, function.restype = [pointer, size, pointer], None
+        self._fold = library["fold_blocks"]
+        self._fold.argtypes, self._fold.restype = [pointer, size, pointer, pointer], None
+
+    def summarize(self, blocks: Iterable[Array], form: str) -> Statistics:
+        """The statistics of contiguous pieces of one tensor, whole multiples of 4096 elements but for the last.
+
+        Of a float64 tensor whose squares overflow or vanish, l2 is wrong.
+        """
+        found = _Summary(minimum=math.inf, maximum=-math.inf)
+        function, place, size = self._summarize[form], ctypes.addressof(found), 0
+        for words in blocks:
+            function(_address(words), words.size, place)
+            size += words.size
+        finite = size - found.nan - found.inf
+        counts = (size, found.nan, found.inf, found.zero, found.subnormal)
+        if not finite:
+            return Statistics(*counts, math.nan, math.nan, math.nan, math.nan)
+        mean = (found.sum + found.sum_rest) / finite
+        return Statistics(*counts, found.minimum, found.maximum, mean, math.sqrt(found.square + found.square_rest))
+
+    def fold(self, data: Array, table: Array, sums: Array) -> None:
+        """Add uint8[n] to zeroed sums, uint64[256] for each 256 KiB; ``table``: the keys, uint64[384]."""
+        self._fold(_address(data), data.size, _address(table), _address(sums))
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])  # a third of the cost of array.ctypes.data
+
+
+@lru_cache(maxsize=None)
+def load_summaries() -> CompiledSummaries | None:
+    """The compiled functions, or None: no compiler, another kernel asked for, or a big-endian machine."""
+    if os.environ.get(VARIABLE, "compiled") not in ("", "compiled") or sys.byteorder != "little":
+        return None
+    library = load_library(SOURCE)
+    if library is None or library.summary_version() != VERSION:
+        return None
+    return CompiledSummaries(library)

@@ -1,0 +1,148 @@
+"""The companions of a session, chosen by what was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+
+from precision_align.recording.batches import BatchFacts
+from precision_align.recording.calls import CallRecorder
+from precision_align.recording.companions import Companion
+from precision_align.recording.findings import Findings
+from precision_align.recording.functions import FunctionRecorder, FunctionTap
+from precision_align.recording.gradients import Ledger
+from precision_align.recording.operators import OperatorRecorder, OperatorTap
+from precision_align.recording.scaling import ScaleWatcher
+from precision_align.recording.series import Series
+from precision_align.recording.signals import Switch
+from precision_align.recording.tape import Tape
+from precision_align.recording.units import listen
+
+MODES_LEFT = (
+    "a torch mode of the program's own was still open when the session ended: ours could not be removed; it does "
+    "nothing from here on"
+)
+
+
+class Taps:
+    """The torch modes of the operator and function sources. Modes form a stack: they are entered and left in order.
+
+    A script's session begins in the middle of a call, perhaps inside modes of the script's own: there the taps are
+    entered before the script starts, and do nothing until a session binds them.
+    """
+
+    def __init__(self, sources: frozenset[str]) -> None:
+        self.operators = OperatorTap() if "operators" in sources else None
+        self.functions = FunctionTap() if "functions" in sources else None
+        self._entered = False
+
+    def enter(self, cleanup: contextlib.ExitStack, note: Callable[[str], None]) -> None:
+        """Enter the modes; ``cleanup`` leaves them. Once only."""
+        if self._entered:
+            return
+        self._entered = True
+        if self.functions is not None:
+            self.functions.__enter__()
+            cleanup.callback(_leave, self.functions, _top_function_mode, note)
+        if self.operators is not None:
+            self.operators.__enter__()
+            cleanup.callback(_leave, self.operators, _top_dispatch_mode, note)
+
+
+def _top_function_mode() -> Any:
+    count = torch._C._len_torch_function_stack()
+    return torch._C._get_function_stack_at(count - 1) if count else None
+
+
+def _top_dispatch_mode() -> Any:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode()
+
+
+def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) -> None:
+    if find_top() is mode:
+        mode.__exit__(None, None, None)
+    else:
+        note(MODES_LEFT)
+
+
+@dataclass
+class Crew:
+    """All companions; ``scales`` is asked by others too. Their errors become notes."""
+
+    tape: Tape
+    scales: ScaleWatcher
+    members: Sequence[Companion]
+    taps: Taps
+    switch: Optional[Switch] = None
+    _cleanup: Any = field(default_factory=contextlib.ExitStack)
+
+    def start(self, cleanup: contextlib.ExitStack) -> None:
+        """The session opens."""
+        if self.switch is not None:
+            cleanup.callback(self.switch.close)
+        self.taps.enter(cleanup, self.tape.note)
+        for member in self.members:
+            member.start(cleanup)
+
+    def start_step(self) -> None:
+        """A step begins."""
+        self._tell("start_step")
+
+    def start_batch(self, args: Any, kwargs: Any) -> None:
+        """The model is about to be called."""
+        self._tell("start_batch", args, kwargs)
+
+    def finish_step(self) -> None:
+        """The running step ends."""
+        self._tell("finish_step")
+
+    def finish(self) -> None:
+        """The session closes."""
+        self._tell("finish")
+
+    def wants_step(self) -> bool:
+        """Whether recording is switched on from outside."""
+        return self.switch is None or self.switch.is_on()
+
+    def _tell(self, what: str, *arguments: Any) -> None:
+        for member in self.members:
+            self.tape.guard(type(member).__name__, getattr(member, what), *arguments)
+
+
+class _Units(Companion):
+    """Lets registered units be heard while the session runs."""
+
+    def __init__(self, recorder: FunctionRecorder) -> None:
+        self._recorder = recorder
+
+    def start(self, cleanup: contextlib.ExitStack) -> None:
+        cleanup.callback(listen(self._recorder))
+
+
+def gather_crew(
+    tape: Tape,
+    model: torch.nn.Module,
+    calls: CallRecorder,
+    ledger: Ledger,
+    series: Series,
+    *,
+    taps: Optional[Taps] = None,
+    switch: Optional[Switch] = None,
+    facts: bool = False,
+) -> Crew:
+    """The companions of one session."""
+    taps = Taps(tape.plan.sources) if taps is None else taps
+    findings, scales = Findings(tape), ScaleWatcher(tape)
+    functions = FunctionRecorder(tape, calls, ledger, taps.functions)
+    members: list[Companion] = [findings, scales, functions, _Units(functions)]
+    if taps.operators is not None:
+        members.append(OperatorRecorder(tape, calls, taps.operators, findings))
+    if facts:
+        members.append(BatchFacts(model, series, tape.clock))
+    return Crew(tape, scales, members, taps, switch)

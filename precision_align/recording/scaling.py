@@ -1,0 +1,90 @@
+"""Loss scaling: the loss is logged as the user's code computed it, not as ``GradScaler`` multiplied it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+
+from precision_align.recording.companions import Companion
+from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.tape import Tape
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """A loss before scaling: its value, its copy where the step is recorded, and the factor."""
+
+    value: torch.Tensor
+    staged: Optional[Staged]
+    scale: torch.Tensor
+
+
+def _scaler_classes() -> list[type]:
+    """Every class in this process with a ``scale`` of its own."""
+    roots = [getattr(torch.amp, "GradScaler", None), torch.cuda.amp.GradScaler]
+    found: dict[int, type] = {}
+    waiting = [root for root in roots if root is not None]
+    while waiting:
+        kind = waiting.pop()
+        if "scale" in vars(kind):
+            found[id(kind)] = kind
+        waiting += kind.__subclasses__()
+    return list(found.values())
+
+
+class ScaleWatcher(Companion):
+    """Remembers what ``GradScaler.scale`` turned into what, until the step ends."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._known: dict[int, tuple[Any, Unscaled]] = {}
+        self._live = False
+
+    def start(self, cleanup: ExitStack) -> None:
+        """Wrap ``scale`` on the classes."""
+        self._live = True
+        for kind in _scaler_classes():
+            original = vars(kind)["scale"]
+            wrapper = self._wrap(original)
+            kind.scale = wrapper  # type: ignore[attr-defined]
+            cleanup.callback(self._restore, kind, original, wrapper)
+
+    def _restore(self, kind: Any, original: Any, wrapper: Any) -> None:
+        self._live = False
+        if vars(kind).get("scale") is wrapper:  # else somebody has wrapped ours: it stays, and does nothing
+            kind.scale = original
+
+    def _wrap(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if self._live:
+                self._tape.guard("a scaled loss", self._remember, outputs, scaled, scaler)
+            return scaled
+
+        return scale
+
+    def _remember(self, outputs: Any, scaled: Any, scaler: Any) -> None:
+        if not isinstance(outputs, torch.Tensor) or outputs is scaled or outputs.numel() != 1:
+            return
+        factor = getattr(scaler, "_scale", None)
+        if not isinstance(factor, torch.Tensor):
+            return
+        with untouched():
+            value, scale = outputs.detach().clone(), factor.detach().clone()
+        staged = self._tape.stage(outputs) if self._tape.clock.recording else None
+        self._known[id(scaled)] = (weakref.ref(scaled), Unscaled(value, staged, scale))
+
+    def find(self, root: torch.Tensor) -> Optional[Unscaled]:
+        """What this root of a backward pass was before it was scaled, None where it was not."""
+        reference, unscaled = self._known.get(id(root), (None, None))
+        return unscaled if reference is not None and reference() is root else None
+
+    def finish_step(self) -> None:
+        """Forget all."""
+        self._known.clear()

@@ -1,0 +1,140 @@
+"""Bytes of a finished file without HDF5: mapped without a copy, or read into fresh memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from precision_align.core.dtypes import Array
+
+# Mapped pages count as ours until they are let go; this much may be resident before earlier ones are.
+RESIDENT_BYTES = 64 << 20
+_PREAD_BYTES = 1 << 30  # Linux transfers at most 2 GiB a call
+
+# What is mapped, by the address of its first byte, so that a view's pages can be found again.
+_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
+
+
+class MappedFile:
+    """One finished file. ``size`` in bytes, as it was when opened. Raises OSError.
+
+    Views stay valid after :meth:`close`: they keep the mapping alive. Nobody may shorten the file meanwhile (finished
+    dump files never change; deleting one is harmless).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.size = os.fstat(self._descriptor).st_size
+        self._map: Optional[mmap.mmap] = None
+        self._bytes: Array = np.zeros(0, dtype=np.uint8)
+        self._touched = 0
+
+    def view(self, offset: int, nbytes: int) -> Array:
+        """uint8[nbytes], read-only, without a copy. Raises OSError where mapping fails or the file is shorter."""
+        self._require(offset, nbytes)
+        if not nbytes:
+            return np.zeros(0, dtype=np.uint8)
+        if self._map is None:
+            self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+            self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+            _mappings[self._bytes.ctypes.data] = self
+            self._close_descriptor()  # the mapping has one of its own
+        if self._touched > RESIDENT_BYTES:
+            self.release()
+        self._touched += nbytes
+        return self._bytes[offset : offset + nbytes]
+
+    def read(self, offset: int, nbytes: int) -> Array:
+        """uint8[nbytes] in fresh memory. Raises OSError."""
+        self._require(offset, nbytes)
+        if self._map is not None:
+            return self.view(offset, nbytes).copy()
+        data = np.empty(nbytes, dtype=np.uint8)
+        done = 0
+        while done < nbytes:
+            count = os.preadv(self._descriptor, [data[done : done + _PREAD_BYTES].data], offset + done)
+            if not count:
+                raise OSError(f"the file ends at byte {offset + done}, {nbytes - done} bytes too early")
+            done += count
+        return data
+
+    def _require(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            raise OSError(f"bytes {offset} to {offset + nbytes} lie outside the file, which has {self.size}")
+
+    def release(self, offset: int = 0, nbytes: Optional[int] = None) -> None:
+        """Let go of resident pages of a range (all); a later look at a view brings them back."""
+        self._touched = 0
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start = offset - offset % mmap.PAGESIZE
+        length = (self.size if nbytes is None else offset + nbytes) - start
+        self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def close(self) -> None:
+        """Let go of the file; views stay valid."""
+        self.release()
+        self._close_descriptor()
+        self._map, self._bytes = None, np.zeros(0, dtype=np.uint8)
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def address(self) -> int:
+        """Of the first mapped byte; 0 while nothing is mapped."""
+        return int(self._bytes.ctypes.data) if self._map is not None else 0
+
+
+def release_pages(view: Array) -> None:
+    """Let go of the resident pages behind a view that ``map_payload`` gave; other arrays are left alone.
+
+    A kernel that walks a tensor larger than memory calls this for each part that it is done with.
+    """
+    start = int(view.ctypes.data)
+    for file in list(_mappings.values()):
+        first = file.address()
+        if first and first <= start < first + file.size:
+            file.release(start - first, view.size * view.itemsize)
+
+
+class Extents:
+    """Where the bytes of a chunked or contiguous dataset lie in its file, as far as no filter is in the way."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._chunk = 0
+        self._offsets: Array = np.zeros(0, dtype=np.int64)
+        plan = dataset.id.get_create_plist()
+        if plan.get_nfilters() or dataset.ndim != 1:
+            return
+        if dataset.chunks is None:
+            offset = dataset.id.get_offset()
+            self._chunk = max(dataset.size, 1) if offset is not None else 0
+            self._offsets = np.array([offset or 0], dtype=np.int64)
+            return
+        self._chunk = int(dataset.chunks[0])
+        count = -(-dataset.size // self._chunk)
+        self._offsets = np.full(count, -1, dtype=np.int64)
+        for number in range(min(dataset.id.get_num_chunks(), count)):
+            info = dataset.id.get_chunk_info(number)
+            place = info.chunk_offset[0] // self._chunk
+            if info.filter_mask == 0 and place < count:
+                self._offsets[place] = info.byte_offset
+
+    def locate(self, start: int, nbytes: int) -> Optional[int]:
+        """The place in the file of bytes that lie there in one piece, else None."""
+        if not self._chunk or start < 0:
+            return None
+        first, last = start // self._chunk, max(start + nbytes - 1, start) // self._chunk
+        if last >= len(self._offsets):
+            return None
+        found = self._offsets[first : last + 1]
+        if found[0] < 0 or (np.diff(found) != self._chunk).any():
+            return None
+        return int(found[0]) + start - first * self._chunk
