@@ -31,5 +31,11 @@ vermin --no-tips --quiet --target=3.9- --violations \
   precision_align/core precision_align/numerics precision_align/storage precision_align/devices precision_align/replay \
   precision_align/recording precision_align/cli/capture.py precision_align/cli/doctor.py precision_align/cli/case.py
 
+step "samples of the benchmarks"
+python tests/benchmarks/startup.py 2
+for sample in tests/benchmarks/diff.py tests/benchmarks/store.py; do
+  [ ! -f "$sample" ] || python "$sample" --quick
+done
+
 step "tests"
 pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --durations=10 "$@"

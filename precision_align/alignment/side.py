@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precision_align.alignment.names import align_names
-from precision_align.core.records import OPTIMIZER_SCOPE, Call, TensorRecord
+from precision_align.core.records import OPTIMIZER_SCOPE, OTHER_SCOPES, Call, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.storage.base import Dump
 
@@ -69,7 +69,7 @@ class Side:
 
     def __init__(self, dump: Dump) -> None:
         self.dump = dump
-        self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OPTIMIZER_SCOPE)]
+        self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OTHER_SCOPES)]
         self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
         for call in dump.calls:
             if call.scope.startswith(OPTIMIZER_SCOPE):

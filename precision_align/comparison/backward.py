@@ -40,6 +40,9 @@ class BackwardJudge:
             ]
         verdicts, reason = self._replay.judge_backward(node)
         for child, record in targets:
+            if record.extra.get("inside"):
+                rows.append(self._row_inside(node, child, record))
+                continue
             found = verdicts.get((child, record.key.path))
             blame, gap = self._blame(node, child), self._gap(record)
             if found is not None and found[0].status != Status.INCONCLUSIVE:
@@ -109,16 +112,27 @@ class BackwardJudge:
             if path.partition(".")[0] != "output":
                 continue
             entered = self._raw.find_largest(outputs) if node in self._alignment.pairs else math.inf
-            rows.append(self._row_entry(record, blame, entered))
+            what = "made by loss code outside the model"
+            rows.append(self._row_proportional(record, blame, entered, what))
         return rows
 
-    def _row_entry(self, record: TensorRecord, blame: Blame, entered: float) -> RecordResult:
+    def _row_inside(self, node: Node, child: int, record: TensorRecord) -> RecordResult:
+        """The gradient of an output that its own call uses, too: a part is the child's, so it is judged raw."""
+        others = [other for path, other in node.children[child].gradients.items() if path.startswith("output")]
+        pairs = [(other, self._forward.find_partner(other)) for other in others if other is not record]
+        known = node in self._alignment.pairs
+        entered = self._raw.find_largest([*self._sources(node, record.order), *pairs]) if known else math.inf
+        what = "a sum of what this code and the child itself send back"
+        return self._row_proportional(record, self._blame(node, child), entered, what)
+
+    def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
+        """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
         gap = self._gap(record)
         out = gap.metrics.get("raw_over_max", math.inf)
         if gap.known and not gap.close and 0 < out <= RAW_GROWTH * entered < math.inf:
-            note = "made by loss code outside the model, from outputs that differ about as much"
+            note = f"{what}, and differs about as much as what it is made from"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
-        return row_from_raw(record, blame, gap, entered, "computed outside the model from outputs that differ")
+        return row_from_raw(record, blame, gap, entered, what)
 
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
         targets = [
@@ -159,7 +173,6 @@ class BackwardJudge:
 
 
 def _is_callers(child: Node, path: str) -> bool:
-    """The child's output is its caller's output too, or is used inside the child again: not this code's gradient."""
+    """The child's output is its caller's output too: the same gradient is listed there."""
     output = child.outputs.get(path[len("output") :].lstrip("."))
-    shared = output is None or bool(output.extra.get("returned") or output.extra.get("same_as"))
-    return shared or bool(child.gradients[path].extra.get("inside"))
+    return output is None or bool(output.extra.get("returned") or output.extra.get("same_as"))

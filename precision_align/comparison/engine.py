@@ -167,6 +167,7 @@ class Engine:
             notes.append(f"{lacking} records stand on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} records inconclusive: {note}" for note, count in reasons.most_common(12)]
+        notes += self._raw.notes
         return list(dict.fromkeys(notes))
 
 

@@ -112,8 +112,9 @@ def check_shares(node: Recorded) -> None:
         for path, record in child.gradients.items():
             if path.startswith("input.") and record.extra.get("shared"):
                 raise NotReplayable(f"the gradient of {child.scope}'s {path} is a sum over all consumers")
-        needs = any(record.requires_grad for record in child.inputs.values())
-        if needs and not child.gradients and any(record.requires_grad for record in child.outputs.values()):
+        # what hands its input through has no gradient of its own: the tensor's is known elsewhere
+        made = [record for record in child.outputs.values() if record.requires_grad and not record.extra.get("same_as")]
+        if made and not child.gradients and any(record.requires_grad for record in child.inputs.values()):
             raise NotReplayable(f"the gradients of {child.scope} were not recorded")
 
 

@@ -225,4 +225,4 @@ def test_limits_of_a_launch_and_a_second_model_is_named(tmp_path):
     assert {r.key.step for r in dump.records} == {3, 4}
     assert {str(r.key.source) for r in dump.records} >= {"module", "aten", "function", "optimizer"}
     lines = {c.source.rpartition("/")[2] for c in dump.calls if c.kind == "aten.addmm.default"}
-    assert lines == {"train.py:9"}
+    assert lines == {"train.py:10"}

@@ -233,7 +233,6 @@ def test_results_that_feed_each_other(model, judge):
     assert not [row for row in rows if row.status in (Status.FAIL, Status.WARN)]
 
 
-@pytest.mark.xfail(strict=True, reason="the gradient of a tensor that is used inside the child, too, is not judged")
 def test_a_gradient_lost_between_children_is_inline(compare):
     found = compare(Outer(), Outer(wrong=True), backward)
     assert (found.first.scope, found.first.site, found.first.phase) == ("", Site.INLINE, Phase.BACKWARD)

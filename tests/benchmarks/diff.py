@@ -1,0 +1,303 @@
+"""How near the difference kernels come to reading memory: ``python tests/benchmarks/diff.py [--quick] [--write FILE]``.
+
+Every figure is CPU time (other work on the machine only makes it wait), the least of several repeats whose variants take
+turns, beside a limit measured in the same run. Limits of the design: fp32 diff >= 10 % of stream read with <= 4 MB extra
+(NumPy), >= 50 % (numba), >= 75 % (compiled); from two files in the page cache >= 75 % of reading their mappings and
+<= 30 us a 64 KB pair; hash-equal pairs <= 10 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precision_align.comparison.raw import RawComparer
+from precision_align.core.dtypes import DTYPES
+from precision_align.core.errors import Unavailable
+from precision_align.core.keys import Key
+from precision_align.core.records import RunInfo, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
+from precision_align.numerics.kernels import NAMES, Kernel, choose_kernel
+from precision_align.numerics.metrics import measure, measure_words
+from precision_align.numerics.spreads import spread_words
+from precision_align.storage.base import Draft, Dump
+from precision_align.storage.hdf5 import Hdf5Sink
+from precision_align.storage.mapping import release_pages
+from precision_align.storage.opening import open_dump
+
+MIB = 1 << 20
+Row = tuple[str, ...]
+
+
+def least(variants: dict[str, Callable[[], Any]], repeats: int, calls: int = 1) -> dict[str, float]:
+    """CPU seconds a call of each variant, the least of ``repeats``; the variants take turns."""
+    best = dict.fromkeys(variants, float("inf"))
+    for _ in range(repeats):
+        for name, run in variants.items():
+            started = time.process_time()
+            for _ in range(calls):
+                run()
+            best[name] = min(best[name], (time.process_time() - started) / calls)
+    return best
+
+
+def make_pair(dtype: str, nbytes: int, seed: int = 0) -> tuple[Any, Any]:
+    """Two tensors that differ everywhere, by 1e-5 of each value (bfloat16: by a step here and there)."""
+    rng = np.random.default_rng(seed)
+    size = nbytes // DTYPES[dtype].itemsize
+    expected = rng.standard_normal(size, dtype=np.float32)
+    noise = np.float32(1e-5 if dtype == "float32" else 4e-3)
+    actual = expected * (1 + noise * rng.standard_normal(size, dtype=np.float32))
+    if dtype == "float32":
+        return actual, expected
+    return tuple((item.view(np.uint32) >> 16).astype(np.uint16) for item in (actual, expected))
+
+
+def read_through(*arrays: Any) -> None:
+    """The fastest reduction that NumPy has: reads every byte once, as 64-bit integers."""
+    for words in arrays:
+        np.maximum.reduce(words.reshape(-1).view(np.int64))
+
+
+def compare_naively(actual: Any, expected: Any, dtype: str) -> float:
+    """What one writes first: whole arrays in float64."""
+    row = DTYPES[dtype]
+    if dtype == "bfloat16":
+        actual, expected = ((item.astype(np.uint32) << 16).view(np.float32) for item in (actual, expected))
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
+    error = a - b
+    size = np.abs(error)
+    finite = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.nanmax(size / np.abs(b))
+    cosine = (a @ b) / np.sqrt((a @ a) * (b @ b))
+    found = [size.max(), size.argmax(), relative, size.mean(), np.sqrt((error**2).mean()), cosine, error.mean()]
+    return float(sum(found) + (a != b).mean() + (~finite).sum() + b.max() - b.min() + row.code)
+
+
+def find_kernels() -> dict[str, Kernel]:
+    """Those that this machine has."""
+    found = {}
+    for name in NAMES:
+        try:
+            found[name] = choose_kernel(name)
+        except Unavailable:
+            print(f"({name}: not here)", file=sys.stderr)
+    return found
+
+
+def extra_memory(run: Callable[[], Any]) -> float:
+    """Peak MB allocated through Python and NumPy (the compiled kernel's own 80 KB of stack are not seen)."""
+    tracemalloc.start()
+    run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / MIB
+
+
+def bench_kernels(nbytes: int, repeats: int) -> list[Row]:
+    """In memory, one thread."""
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        actual, expected = make_pair(dtype, nbytes)
+        row = DTYPES[dtype]
+        variants: dict[str, Callable[[], Any]] = {"stream read": lambda a=actual, b=expected: read_through(a, b)}
+        for name, kernel in find_kernels().items():
+            variants[name] = lambda k=kernel, a=actual, b=expected, d=row: measure_words(a, b, d, threads=1, kernel=k)
+        for name in ("compiled", "numpy"):
+            if name in variants:
+                k = choose_kernel(name)
+                variants[f"{name}, spread alone"] = lambda k=k, a=actual, b=expected, d=row: spread_words(
+                    a, b, d, kernel=k
+                )
+        variants["naive float64"] = lambda a=actual, b=expected, d=dtype: compare_naively(a, b, d)
+        for run in variants.values():
+            run()  # compiles, allocates
+        best = least(variants, repeats)
+        for name, seconds in best.items():
+            share = best["stream read"] / seconds
+            memory = "" if name == "stream read" else f"{extra_memory(variants[name]):.1f}"
+            rows.append((dtype, name, f"{2 * nbytes / seconds / 1e9:.2f}", f"{100 * share:.1f} %", memory))
+    return rows
+
+
+def bench_pairs(repeats: int) -> list[Row]:
+    """64 KB tensors in memory, and what a pair costs besides its bytes."""
+    rows = []
+    for label, nbytes in (("64 KB", 1 << 16), ("256 B", 256)):
+        actual, expected = make_pair("float32", nbytes)
+        row = DTYPES["float32"]
+        variants: dict[str, Callable[[], Any]] = {
+            name: lambda k=kernel, a=actual, b=expected: measure_words(a, b, row, kernel=k)
+            for name, kernel in find_kernels().items()
+        }
+        variants["naive float64"] = lambda a=actual, b=expected: compare_naively(a, b, "float32")
+        for run in variants.values():
+            run()
+        best = least(variants, repeats, 200)
+        rows += [(label, name, f"{1e6 * seconds:.1f}") for name, seconds in best.items()]
+    return rows
+
+
+def write_dump(folder: Path, tensors: list[Any], name: str) -> Dump:
+    """A dump of float32 tensors, one a layer."""
+    info = RunInfo(name, "2026-01-01T00:00:00+00:00", 0, 1, "cpu", {}, {"payload": "full"})
+    sink = Hdf5Sink(folder / name, info)
+    for number, words in enumerate(tensors):
+        key = Key(
+            0, 0, 0, Source.MODULE, f"layer{number}", 0, Pass.FIRST, "Linear", 0, Phase.FORWARD, Role.OUTPUT, ""
+        )
+        record = TensorRecord(key, "float32", words.shape, (1,), "strided", "cpu", False, number, Tier.FULL)
+        sink.put(Draft(record, words))
+    sink.end_step(0)
+    sink.close(info)
+    return open_dump(folder / name)
+
+
+def compare_dumps(reference: Dump, candidate: Dump) -> int:
+    """All pairs once; how many were not equal."""
+    raw = RawComparer(reference, candidate)
+    return sum(not raw.gap(ours, theirs).equal for ours, theirs in zip(candidate.records, reference.records))
+
+
+def read_mappings(*dumps: Dump) -> None:
+    """Every payload byte of the dumps, through their mappings."""
+    for dump in dumps:
+        for record in dump.records:
+            words = dump.map_payload(record.key)
+            assert words is not None
+            read_through(words)
+            release_pages(words)
+
+
+def bench_files(folder: Path, scale: int, repeats: int) -> list[Row]:
+    """Two dumps in the page cache, through the comparison's own code."""
+    rows = []
+    rng = np.random.default_rng(2)
+    mixed = [int(2 ** rng.uniform(10, 23)) // 8 * 2 for _ in range(40 * scale)]  # values: 1 KB to 32 MB, log-uniform
+    for label, sizes in (("mixed 1 KB to 32 MB", mixed), ("64 KB each", [1 << 14] * (250 * scale))):
+        pairs = [make_pair("float32", 4 * size, seed) for seed, size in enumerate(sizes)]
+        dumps = [write_dump(folder, [pair[side] for pair in pairs], f"{label[:3].strip()}{side}") for side in (0, 1)]
+        del pairs
+        again = open_dump(folder / f"{label[:3].strip()}1")
+        variants: dict[str, Callable[[], Any]] = {
+            "read the mappings": lambda d=dumps: read_mappings(*d),
+            "compare": lambda d=dumps: compare_dumps(d[1], d[0]),
+            "compare, all hash-equal": lambda d=dumps, a=again: compare_dumps(d[1], a),
+        }
+        for run in variants.values():
+            run()
+        best = least(variants, repeats)
+        total = 8 * sum(sizes)
+        for name, seconds in best.items():
+            share = best["read the mappings"] / seconds
+            row = (label, name, f"{total / seconds / 1e9:.2f}", f"{100 * share:.0f} %")
+            rows.append((*row, f"{1e6 * seconds / len(sizes):.1f}"))
+        for dump in (*dumps, again):
+            dump.close()
+    return rows
+
+
+PEAK = """
+import resource, sys
+from precision_align.comparison.raw import RawComparer
+from precision_align.storage.opening import open_dump
+import numpy as np
+from precision_align.numerics.metrics import measure
+measure(np.zeros(4, np.float32), np.zeros(4, np.float32))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with open_dump(sys.argv[1]) as reference, open_dump(sys.argv[2]) as candidate:
+    raw = RawComparer(reference, candidate)
+    found = [raw.gap(a, b).how for a, b in zip(candidate.records, reference.records)]
+assert set(found) == {"payload"}, found
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def bench_memory(folder: Path, sizes: list[int]) -> list[Row]:
+    """Peak resident memory of a fresh process that compares one pair of tensors, above that of a process that only
+    imported the same; mapped pages count."""
+    rows = []
+    for megabytes in sizes:
+        pair = make_pair("float32", megabytes * MIB)
+        for side in (0, 1):
+            write_dump(folder, [pair[side]], f"one{megabytes}-{side}").close()
+        command = [sys.executable, "-c", PEAK, *(str(folder / f"one{megabytes}-{side}") for side in (1, 0))]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows.append((f"{megabytes} MB", f"{int(done.stdout) / 1024:.0f}"))
+    return rows
+
+
+def describe() -> list[str]:
+    """Machine, versions, commit, date."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    changed = subprocess.run(["git", "status", "--short"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    packages = []
+    for name in ("numpy", "h5py", "numba"):
+        try:
+            packages.append(f"{name} {version(name)}")
+        except ModuleNotFoundError:
+            packages.append(f"no {name}")
+    compiler = subprocess.run("cc --version | head -1", shell=True, capture_output=True, text=True).stdout.strip()
+    flags = open("/proc/cpuinfo").read()
+    simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    dirty = " with uncommitted changes" if changed.stdout.strip() else ""
+    return [
+        f"Machine: {cpu}, {simd}, {platform.system()} {platform.release()}, {len(__import__('os').sched_getaffinity(0))} cores",
+        f"Versions: Python {platform.python_version()}, {', '.join(packages)}, {compiler or 'no C compiler'}",
+        f"Commit {commit.stdout.strip() or '?'}{dirty}, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+    ]
+
+
+def format_table(title: str, header: Row, rows: list[Row]) -> str:
+    """A Markdown table with aligned columns."""
+    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in [header, *rows]]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([f"## {title}", "", *lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few seconds")
+    parser.add_argument("--write", type=Path, help="a Markdown file to write the tables to")
+    options = parser.parse_args()
+    nbytes, repeats, scale = (16 * MIB, 3, 1) if options.quick else (64 * MIB, 7, 4)
+    tables = [
+        format_table(
+            f"In memory, {nbytes // MIB} MB tensors, all metrics, one thread",
+            ("dtype", "kernel", "GB/s", "of stream read", "extra MB"),
+            bench_kernels(nbytes, repeats),
+        ),
+        format_table("One pair in memory", ("tensors", "kernel", "us a pair"), bench_pairs(repeats)),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        header = ("tensors", "what", "GB/s", "of mmap read", "us a pair")
+        tables.append(format_table("Two dumps in the page cache", header, bench_files(Path(folder), scale, repeats)))
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = [64, 128] if options.quick else [64, 256, 1024]
+        title = "Peak memory above the imports, one pair of tensors from two dumps"
+        tables.append(format_table(title, ("each tensor", "MB"), bench_memory(Path(folder), sizes)))
+    text = "\n".join(["# Difference kernels", "", *(f"- {line}" for line in describe()), "", *tables])
+    print(text)
+    if options.write is not None:
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text(f"{text}\nMade by `python tests/benchmarks/diff.py --write {options.write}`; how to "
+                                 "read it: the file's first lines.\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
