@@ -164,9 +164,10 @@ class Engine:
             )
         lacking = sum(row.status == Status.MISSING for row in rows)
         if lacking:
-            notes.append(f"{lacking} records stand on one side only (missing): see the table")
+            stands = "record stands" if lacking == 1 else "records stand"
+            notes.append(f"{lacking} {stands} on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
-        notes += [f"{count} records inconclusive: {note}" for note, count in reasons.most_common(12)]
+        notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
         notes += self._raw.notes
         return list(dict.fromkeys(notes))
 

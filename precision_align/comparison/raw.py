@@ -61,9 +61,10 @@ class RawComparer:
         if reference is None or self._reference is None:
             return Gap(False, False, False, {}, 0.0, "", "no partner in the reference")
         place = (str(candidate.key), str(reference.key))
-        if place not in self._gaps:
-            self._gaps[place] = self._measure(candidate, reference)
-        return self._gaps[place]
+        found = self._gaps.get(place)
+        if found is None:
+            found = self._gaps[place] = self._measure(candidate, reference)
+        return found
 
     def are_equal(self, pairs: Iterable[Pair]) -> bool:
         """Whether every pair is bit-equal by hash; False where a hash is missing."""

@@ -14,9 +14,11 @@ import pytest
 
 from precision_align import __version__
 from precision_align.cli import app
+from precision_align.cli.failures import phrase_error, recognize
 from precision_align.cli.parsers import suggest
 from precision_align.core import errors
 from precision_align.reporting.languages import TEXTS, detect_language, say
+from precision_align.reporting.messages import ADVICE
 
 
 def test_help_lists_every_verb_with_its_summary(command: Any) -> None:
@@ -159,7 +161,7 @@ def test_missing_package_is_named(command: Any) -> None:
     outcome = command.launch([sys.executable, "-c", code], (), {})
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "error [PA300] this needs h5py, which is not installed: pip install h5py\n"
-    assert app.find_missing_package(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+    assert recognize(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
 
 
 def test_interrupt_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +180,11 @@ def find_errors(kind: type[errors.PrecisionAlignError]) -> list[type[errors.Prec
 
 
 @pytest.mark.parametrize("kind", find_errors(errors.PrecisionAlignError)[1:])
-def test_every_error_has_a_code_and_a_chinese_title(kind: type[errors.PrecisionAlignError]) -> None:
-    shown = app.phrase_error(kind("what: where"), "zh")
-    assert shown.startswith(f"错误 [{kind.code}] ")
-    assert shown.endswith("what: where")
-    assert say("zh", f"title.{kind.code}") in shown
-    assert app.phrase_error(kind("what: where"), "en") == f"error [{kind.code}] what: where"
+def test_every_error_has_a_code_and_a_chinese_title_and_advice(kind: type[errors.PrecisionAlignError]) -> None:
+    shown = phrase_error(kind("what: where"), "zh")
+    title = say("zh", f"title.{kind.code}")
+    assert shown == f"错误 [{kind.code}] {title}：what: where。建议：{ADVICE[kind.code][1]}"
+    assert phrase_error(kind("what: where"), "en").startswith(f"error [{kind.code}] what: where")
 
 
 def test_both_languages_take_the_same_values() -> None:

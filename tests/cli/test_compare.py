@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -69,6 +70,69 @@ def test_replay_code_that_fails_is_told(command: Any, runs: Any) -> None:
     outcome = command("compare", runs / "candidate", "--replay", "broken:build")
     assert outcome.status == 2
     assert "RuntimeError: boom" in outcome.err
+
+
+REPLAY_CODE = """
+import sys
+
+def exits():
+    sys.exit(0)
+
+def raises():
+    raise ValueError("my factory broke")
+
+def needs(x):
+    return x
+
+class Model(__import__("torch").nn.Module):
+    def forward(self, x):
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("rp:exits", "SystemExit: 0"),
+        ("rp:raises", "ValueError: my factory broke"),
+        ("rp:needs", "missing 1 required positional argument"),
+        ("rp:sys", "not module"),
+        ("rp:nothing", "has no attribute 'nothing'"),
+        ("leaves:build", "'leaves:build' ended the program (sys.exit(0)) while it was imported"),
+        ("leaves.py:build", "'leaves.py:build' ended the program (sys.exit(0)) while it was imported"),
+        ("speaks:build", "(sys.exit('enough'))"),
+    ],
+)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_replay_code_that_leaves_is_wrong_use(command: Any, runs: Any, target: str, said: str, language: str) -> None:
+    (command.folder / "rp.py").write_text(REPLAY_CODE, encoding="utf-8")
+    (command.folder / "leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    (command.folder / "speaks.py").write_text("raise SystemExit('enough')\n", encoding="utf-8")
+    sides = runs / "reference", runs / "candidate"
+    outcome = command("compare", *sides, "--replay", target, "--lang", language)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "[PA100]" in outcome.err
+    assert "bug of precision-align" not in outcome.err
+    if language == "en":
+        assert said in outcome.err
+
+
+def test_a_reference_whose_forward_leaves_gives_no_verdict(command: Any, runs: Any) -> None:
+    (command.folder / "rp.py").write_text(REPLAY_CODE, encoding="utf-8")
+    outcome = command("compare", runs / "reference", runs / "reference", "--replay", "rp:Model", "-o", "r.json")
+    assert outcome.status != ALIGNED or json.loads((command.folder / "r.json").read_text())["verdict"] == "aligned"
+
+
+def test_an_interrupted_run_says_so_in_the_verdict(command: Any, runs: Any) -> None:
+    shutil.copytree(runs / "reference", command.folder / "cut")
+    last = sorted((command.folder / "cut").rglob("step*.h5"))[-1]
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    outcome = command("compare", runs / "reference", "cut")
+    words = " ".join(outcome.out.split())
+    assert outcome.status == NOT_COMPARABLE
+    assert words.startswith("NOT COMPARABLE No verdict: candidate: ")
+    assert f"{last.name} is truncated or damaged" in words
+    assert "precision-align show cut" in outcome.out
 
 
 def test_rules_that_are_wrong_are_told(command: Any, runs: Any) -> None:

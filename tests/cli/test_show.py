@@ -9,6 +9,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from precision_align.cli.show import format_ranges
 
 FORWARD = "0/0/0/module/1/0/first//0/forward/output/"
 
@@ -35,7 +39,28 @@ def test_limit_and_filters(command: Any, runs: Any) -> None:
     found = json.loads(command("show", runs / "reference", "--step", 1, "--scope", "2", "--json").out)["records"]
     assert {record["key"] for record in wanted} <= {record["key"] for record in found}
     assert all(record["key"].startswith("1/") for record in found)
-    assert "0 of" in command("show", runs / "reference", "--scope", "nothing.*").out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--step", 99], "there is no step 99 in this dump; it has 0-1"),
+        (["--rank", 3], "there is no rank 3 in this dump; it has 0"),
+        (["--scope", "nothing.*"], "no module fits --scope 'nothing.*'; there are "),
+        (["--scope", "0", "--step", 2], "there is no step 2"),
+        (["module/1/", "--step", 7], "there is no step 7"),
+    ],
+)
+def test_filters_that_fit_nothing_say_what_there_is(command: Any, runs: Any, words: list[Any], said: str) -> None:
+    outcome = command("show", runs / "reference", *words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_name_every_number(numbers: set[int]) -> None:
+    parts = [part.split("-") for part in format_ranges(numbers).split(", ") if part]
+    assert {number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)} == numbers
 
 
 def test_one_tensor(command: Any, runs: Any) -> None:

@@ -291,7 +291,13 @@ def test_numpy_kernel_needs_little_memory(dtype):
 @pytest.mark.parametrize("kernel", ALL)
 @pytest.mark.parametrize(
     ("left", "right"),
-    [("float32", "bfloat16"), ("float64", "float16"), ("float8_e4m3fn", "float32"), ("int64", "int32"), ("bool", "int8")],
+    [
+        ("float32", "bfloat16"),
+        ("float64", "float16"),
+        ("float8_e4m3fn", "float32"),
+        ("int64", "int32"),
+        ("bool", "int8"),
+    ],
 )
 def test_two_dtypes(kernel, left, right):
     rng = np.random.default_rng(9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from precision_align.core.errors import PrecisionAlignError, StorageFull, UsageError
+from precision_align.core.errors import DumpError, PrecisionAlignError, StorageFull, UsageError
 from precision_align.core.terms import Tier
 from precision_align.recording.plan import format_steps, make_plan, parse_steps
 from precision_align.recording.session import capture
@@ -39,7 +39,9 @@ def run(model, recorder, steps=3):
         ({"trigger": []}, "condition"),
         ({"trigger": "signal:NOSUCH"}, "NOSUCH"),
         ({"switch": "sometimes"}, "'sometimes'"),
-        ({"force": "x"}, "not available yet"),
+        ({"force": "no such dump"}, "no such dump"),
+        ({"force": 3}, "not a int"),
+        ({"force": "x", "sources": ("gradients",)}, "'modules'"),
         ({"certify": True}, "not available yet"),
         ({"sources": ["modules", "gradient"]}, "'gradient'"),
         ({"payload": "everything"}, "'everything'"),
@@ -51,7 +53,7 @@ def run(model, recorder, steps=3):
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_before_anything_happens(options, text, tmp_path):
-    with pytest.raises(UsageError, match=text):
+    with pytest.raises((UsageError, DumpError), match=text):
         capture(small(), tmp_path / "dump", **options)
     assert not (tmp_path / "dump").exists()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +19,8 @@ from precision_align.reporting.wording import (
     format_bytes,
     format_number,
     format_share,
-    join_command,
     measure_excess,
     quote,
-    suggest_command,
 )
 
 
@@ -72,11 +69,6 @@ def test_quoted_text_is_one_printable_line(text: str) -> None:
     shown = quote(text)
     assert shown.isprintable()
     assert not set(shown) & set("\u202a\u202e\u2066\u2069")
-
-
-@given(st.text(min_size=1))
-def test_commands_can_be_pasted(text: str) -> None:
-    assert shlex.split(join_command("show", text)) == ["precision-align", "show", quote(text)]
 
 
 @pytest.mark.parametrize(
@@ -134,20 +126,6 @@ def test_runs_are_compared_field_by_field() -> None:
         ("modules", "3000", "3000"),
         ("modules.m7", "Linear", "Other"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("device", "option"),
-    [("npu:0 Ascend910B3", "npu"), ("npu:0 simulated ascend910b", "simulated:ascend910b"), ("cuda:1", "cuda")],
-)
-def test_next_command_names_the_device(findings: ModuleType, device: str, option: str) -> None:
-    report = findings.make_diverged(candidate={**findings.CANDIDATE, "device": device})
-    assert suggest_command(report) == f"precision-align case run attention --device {option}"
-
-
-def test_next_command_without_a_row_shows_the_tensor(findings: ModuleType) -> None:
-    first = findings.make_divergence(mapping=None)
-    assert suggest_command(findings.make_diverged(first=first)) == f"precision-align show runs/candidate {first.key}"
 
 
 def test_origin_is_found_by_key_then_by_place(findings: ModuleType) -> None:
