@@ -14,21 +14,12 @@ from importlib import import_module
 from types import ModuleType
 
 from precision_align import __version__
+from precision_align.cli.failures import phrase_crash, phrase_error, phrase_exit, recognize
 from precision_align.cli.parsers import PROGRAM, build_verb_parser, suggest
-from precision_align.core.errors import PrecisionAlignError, Unavailable, UsageError
-from precision_align.reporting.languages import LANGUAGES, detect_language, say, translate
+from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.reporting.languages import LANGUAGES, detect_language, say
 
 VERBS = ("demo", "capture", "show", "compare", "loss", "case", "map", "doctor", "report")
-
-# what a verb may import -> what brings it
-PACKAGES = {
-    "numpy": "numpy",
-    "h5py": "h5py",
-    "torch": "'precision-align[torch]'",
-    "jinja2": "'precision-align[analysis]'",
-    "markupsafe": "'precision-align[analysis]'",
-    "tomli": "'precision-align[analysis]'",
-}
 
 HELP_WIDTH = 80
 CRASHED = 3
@@ -38,14 +29,14 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit status; raises nothing but what PRECISION_ALIGN_TRACEBACK asks for."""
-    from precision_align.cli.output import prepare_streams
+    from precision_align.cli.output import finish_output, prepare_streams
 
     prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     language = find_language(words)
     try:
         status = _dispatch(words, language)
-        sys.stdout.flush()
+        finish_output()
         return status
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 2 if stop.code else 0
@@ -60,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_status
     except Exception as error:
         _show_traceback_if_asked()
-        missing = find_missing_package(error)
-        if missing:
-            _print_error(phrase_error(missing, language))
-            return missing.exit_status
+        known = recognize(error)
+        if known:
+            _print_error(phrase_error(known, language))
+            return known.exit_status
         _print_error(phrase_crash(error, language))
         return CRASHED
 
@@ -76,28 +67,6 @@ def find_language(words: Sequence[str]) -> str:
         if value in LANGUAGES:
             return value
     return detect_language()
-
-
-def phrase_error(error: PrecisionAlignError, language: str) -> str:
-    """One of our errors as shown: code, what kind of problem (in the user's language), what exactly."""
-    text = str(error).partition("] ")[2] or str(error)
-    title = translate(language, f"title.{error.code}", "")
-    head = f"{say(language, 'cli.error')} [{error.code}]"
-    return f"{head} {title}: {text}" if title and language != "en" else f"{head} {text}"
-
-
-def find_missing_package(error: BaseException) -> Unavailable | None:
-    """A verb that needs a package which is not installed here, said as such; None for any other error."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name not in PACKAGES:
-        return None
-    return Unavailable(f"this needs {name}, which is not installed: pip install {PACKAGES[name]}")
-
-
-def phrase_crash(error: BaseException, language: str) -> str:
-    """Any other exception in one line."""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{say(language, 'cli.error')} [PA999] " + say(language, "cli.crash", kind=type(error).__name__, text=text)
 
 
 def render_help(language: str) -> str:
@@ -141,7 +110,11 @@ def _dispatch(words: list[str], language: str) -> int:
     if place == len(words):
         raise UsageError(f"no verb is given: {say(language, 'cli.see', command=PROGRAM)}")
     arguments, module = _parse(words[place], words[place + 1 :], "--json" in head, language)
-    return int(module.run(arguments))
+    try:
+        return int(module.run(arguments))
+    except SystemExit as stop:  # of the user's model, factory or operator: it says nothing about our result
+        call = phrase_exit(stop)
+        raise UsageError(f"code that was run for this command ended the program ({call}): there is no result") from stop
 
 
 def _find_verb(words: Sequence[str]) -> int:
@@ -192,6 +165,8 @@ def _show_traceback_if_asked() -> None:
 
 
 def _leave_pipe() -> int:
-    """The reader (head, less) has closed: say nothing, and keep the interpreter from complaining at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """The reader (head, less) has closed: say nothing."""
+    from precision_align.cli.output import abandon
+
+    abandon(sys.stdout)
     return PIPE_CLOSED

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+import shutil
 import traceback
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from precision_align.cli.output import print_json, print_log
 from precision_align.cli.parsers import PROGRAM
 from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.reporting.commands import join_command
+from precision_align.storage.settings import CODECS, FSYNC, WAIT_SECONDS, Settings, format_size, parse_size
+
+if TYPE_CHECKING:
+    from precision_align.storage.counting import CountingSink
 
 SUMMARY = "record a run of an unchanged training script"
 
@@ -54,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model, such as __main__:model (default: the first module with parameters that is called)",
     )
     _add_limits(parser)
+    _add_storage(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--append", action="store_true", help="go on in the dump that is there")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- script.py ...", help="what to run")
@@ -74,7 +82,59 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget-bytes", metavar="N", type=int, help="keep less of the tensors beyond so many bytes a rank"
     )
+    parser.add_argument("--ranks", metavar="LIST", help='which ranks record, such as "0,3-5" (default: all)')
+    parser.add_argument(
+        "--force",
+        metavar="REFERENCE",
+        help="a dump: each call returns the reference's results after its own are recorded",
+    )
     parser.add_argument("--facts", action="store_true", default=None, help="series of cheap facts of every batch")
+
+
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write nothing: run the script up to the end of its second recorded step, and print what the larger takes",
+    )
+    parser.add_argument(
+        "--reserve-free", metavar="SIZE", default="0", help="leave so much of the disk free, such as 20GB"
+    )
+    parser.add_argument("--keep", metavar="N", type=int, help="keep only the last N recorded steps on disk")
+    parser.add_argument(
+        "--compress",
+        choices=CODECS,
+        help="compress payloads (needs hdf5plugin: pip install 'precision-align[compress]')",
+    )
+    parser.add_argument(
+        "--fsync",
+        choices=FSYNC,
+        default="never",
+        help="flush each finished step to the medium, to survive a power failure (default: never)",
+    )
+    parser.add_argument(
+        "--staging",
+        metavar="SIZE",
+        help="host memory for tensors on their way to the disk (default: 512MB, or a quarter of the container's)",
+    )
+    parser.add_argument(
+        "--max-wait",
+        metavar="SECONDS",
+        type=float,
+        default=WAIT_SECONDS,
+        help="how long a slow disk may hold up training, after which sketches are kept (default: %(default)g)",
+    )
+
+
+def _read_settings(arguments: argparse.Namespace) -> Settings:
+    return Settings(
+        queue_bytes=None if arguments.staging is None else parse_size(arguments.staging),
+        wait_seconds=arguments.max_wait,
+        reserve_free=parse_size(arguments.reserve_free),
+        keep=arguments.keep,
+        compress=arguments.compress,
+        fsync=arguments.fsync,
+    )
 
 
 def read_options(arguments: argparse.Namespace) -> Any:
@@ -101,7 +161,11 @@ def read_options(arguments: argparse.Namespace) -> Any:
             ring=arguments.ring,
             switch=arguments.switch,
             facts=arguments.facts,
+            storage=_read_settings(arguments),
+            ranks=arguments.ranks,
         ),
+        force=arguments.force,
+        dry_run=arguments.dry_run,
     )
 
 
@@ -124,6 +188,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         print_log("".join(traceback.format_exception(type(error), error, own_frames(error))).rstrip())
         status = 1
+    if launch.counted is not None:
+        return report_count(launch.counted, arguments, status)
     return report(launch.recorder, arguments, status)
 
 
@@ -153,6 +219,31 @@ def _is_starter(filename: str) -> bool:
     return filename.startswith("<frozen runpy") or filename.endswith(("runpy.py", "launching.py", "capture.py"))
 
 
+def report_count(counted: CountingSink, arguments: argparse.Namespace, status: int) -> int:
+    """Say what a dump would take: bytes and files a step of this rank."""
+    if not counted.steps:
+        print_log("nothing would be recorded: no step with a model call was seen")
+        return status or NOT_CAPTURED
+    step = max(counted.steps, key=lambda step: step.nbytes)
+    row = {**asdict(step), "nbytes": step.nbytes, "free_bytes": _find_free(arguments.output)}
+    if arguments.json:
+        print_json(row)
+        return status
+    print(f"step {step.step}: {step.tensors} tensors, {step.calls} calls, {step.files} file(s) a step and rank")
+    print(f"  payloads {format_size(step.payload_bytes)}, tables {format_size(step.table_bytes)}")
+    free = format_size(_find_free(arguments.output))
+    print(f"  {format_size(step.nbytes)} a step and rank; {free} are free at {arguments.output}")
+    return status
+
+
+def _find_free(output: str) -> int:
+    """Free bytes where the dump would go: its folder may not be there yet."""
+    place = Path(output).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
 def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
     """Say what was recorded, and what to type next."""
     if recorder is None:
@@ -163,8 +254,9 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         return status or NOT_CAPTURED
     for note in recorder.notes:
         print_log(f"note: {note}")
-    print_log(f"{arguments.output}: {recorder.num_steps} steps, {recorder.num_records} tensors")
-    print_log(f"next: {PROGRAM} show {shlex.quote(arguments.output)}")
+    steps, records = recorder.num_steps, recorder.num_records
+    print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
+    print_log(f"next: {join_command('show', arguments.output)}")
     if arguments.json:
         counts = {"steps": recorder.num_steps, "records": recorder.num_records}
         print_json({"dump": arguments.output, "status": status, **counts, "notes": list(recorder.notes)})

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precision_align.cli.failures import phrase_exit
 from precision_align.cli.output import print_log, print_report
 from precision_align.core.errors import UsageError
 from precision_align.core.terms import Verdict
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rules", metavar="FILE", help="a TOML file with rules of yours, each with its reason")
     parser.add_argument("--library", metavar="DIR", help="an operator library of yours instead of the bundled one")
+    parser.add_argument(
+        "--naming",
+        metavar="PATTERN",
+        help="for .npy, .npz, .pt or .safetensors files of another tool: what their names mean, such as "
+        "'step{step}/{scope}.{role}.{path}', or a TOML file",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -66,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
     reference, candidate = split_sides(arguments.dumps, arguments.replay)
     _check_outputs(arguments.output)
-    report = _name_paths(_compare(reference, candidate, arguments), reference, candidate)
+    report = _compare(reference, candidate, arguments)
     for path in arguments.output:
         print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
     print_report(report, as_json=arguments.json, language=arguments.lang)
@@ -107,16 +114,14 @@ def _compare(reference: str | None, candidate: str, arguments: argparse.Namespac
     replay = None if arguments.replay is None else load_factory(arguments.replay)
     with Progress("judging") as progress:
         return compare(
-            reference, candidate, rules=arguments.rules, replay=replay, library=arguments.library, progress=progress
+            reference,
+            candidate,
+            rules=arguments.rules,
+            replay=replay,
+            library=arguments.library,
+            naming=arguments.naming,
+            progress=progress,
         )
-
-
-def _name_paths(report: Report, reference: str | None, candidate: str) -> Report:
-    """The paths as the user wrote them: the commands that the report suggests then work from here."""
-    from dataclasses import replace
-
-    theirs = dict(report.reference) if reference is None else {**report.reference, "path": reference}
-    return replace(report, reference=theirs, candidate={**report.candidate, "path": candidate})
 
 
 def load_factory(text: str) -> Any:
@@ -131,6 +136,11 @@ def load_factory(text: str) -> Any:
         found = _import_file(Path(module)) if module.endswith(".py") else _import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+    except SystemExit as stop:
+        raise UsageError(
+            f"--replay {text!r} ended the program ({phrase_exit(stop)}) while it was imported; put what it runs under "
+            "if __name__ == '__main__':"
+        ) from stop
     except Exception as error:  # the user's code may raise anything
         raise UsageError(f"--replay {text!r}: {type(error).__name__}: {error}") from error
     return found

@@ -12,6 +12,7 @@ from precision_align.cli.loss import can_draw
 from precision_align.cli.output import encoding_of, measure_columns, print_json, print_log, print_report, print_text
 from precision_align.core.errors import Unavailable
 from precision_align.core.terms import Verdict
+from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
 
 if TYPE_CHECKING:
@@ -156,14 +157,13 @@ def _phrase_operator(outcome: Outcome) -> str:
 def _phrase_end(files: list[Path], seconds: float) -> str:
     import precision_align.demo.walkthrough as walkthrough
 
-    runs = files[0].parent / _RUNS
+    reference, candidate = (str(files[0].parent / _RUNS / side) for side in ("reference", "candidate"))
     return "\n".join(
         [
             f"\n{seconds:.0f} s. Reports: {', '.join(map(str, files))}. Look closer:",
-            f"  precision-align show {runs / 'candidate'}",
-            f"  precision-align loss {runs / 'reference'} {runs / 'candidate'}",
-            f"  precision-align compare {runs / 'reference'} {runs / 'candidate'} "
-            "--replay precision_align.demo.model:build_model",
+            f"  {join_command('show', candidate)}",
+            f"  {join_command('loss', reference, candidate)}",
+            f"  {join_command('compare', reference, candidate, '--replay', 'precision_align.demo.model:build_model')}",
             f"The code of this walk, to copy from: {walkthrough.__file__}",
         ]
     )

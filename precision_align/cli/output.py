@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sys
+from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
+from precision_align.core.errors import DumpError, StorageFull
 from precision_align.reporting.serialization import encode_free
 from precision_align.reporting.terminal import to_encodable
 
@@ -19,6 +22,9 @@ MAXIMUM_WIDTH = 120  # longer lines are hard to read however wide the window is
 
 def prepare_streams() -> None:
     """No character of a path or a message may end the program with an encoding error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: >&-
+            setattr(sys, name, StringIO())
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -42,12 +48,12 @@ def measure_columns() -> int:
 
 def print_text(text: str) -> None:
     """A result in words, to stdout."""
-    sys.stdout.write(to_encodable(text if text.endswith("\n") else f"{text}\n", encoding_of(sys.stdout)))
+    _write(to_encodable(text if text.endswith("\n") else f"{text}\n", encoding_of(sys.stdout)))
 
 
 def print_json(value: Any) -> None:
     """A machine-readable result, to stdout; NaN and infinities as the report schema writes them."""
-    sys.stdout.write(json.dumps(encode_free(value), indent=1, allow_nan=False) + "\n")
+    _write(json.dumps(encode_free(value), indent=1, allow_nan=False) + "\n")
 
 
 def print_report(report: Report, *, as_json: bool, language: str) -> None:
@@ -56,7 +62,7 @@ def print_report(report: Report, *, as_json: bool, language: str) -> None:
     from precision_align.reporting.terminal import render
 
     if as_json:
-        sys.stdout.write(format_json(report))
+        _write(format_json(report))
         return
     encoding = encoding_of(sys.stdout)
     color = wants_color(sys.stdout)
@@ -65,5 +71,32 @@ def print_report(report: Report, *, as_json: bool, language: str) -> None:
 
 def print_log(text: str) -> None:
     """Progress and remarks, to stderr."""
-    sys.stderr.write(to_encodable(f"{text}\n", encoding_of(sys.stderr)))
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(to_encodable(f"{text}\n", encoding_of(sys.stderr)))
+        sys.stderr.flush()
+    except OSError:  # closed or full: there is nowhere left to say so, and the result does not depend on it
+        abandon(sys.stderr)
+
+
+def finish_output() -> None:
+    """Write what stdout still holds. Raises as :func:`print_text` does."""
+    _write("")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        abandon(sys.stdout)
+        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DumpError
+        raise kind(f"cannot write to stdout: {(error.strerror or str(error)).lower()}") from error
+
+
+def abandon(stream: TextIO) -> None:
+    """Let what the stream still holds go nowhere, so that the interpreter does not complain about it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -22,6 +22,9 @@ from precision_align.storage.mapping import release_pages
 # Below this a tensor's pages cost little, and the storage lets go of them now and then.
 RELEASE_BYTES = 32 << 20
 
+# Counts that a report names only where there are any.
+_PATTERN = frozenset({"nan_actual", "nan_expected", "inf_actual", "inf_expected"})
+
 Pair = tuple[TensorRecord, "TensorRecord | None"]
 
 
@@ -106,7 +109,8 @@ class RawComparer:
         self._measured += 1
         dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
         found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
-        metrics = {f"raw_{name}": float(value) for name, value in found.to_dict().items()}
+        known = found.to_dict().items()
+        metrics = {f"raw_{name}": float(value) for name, value in known if value or name not in _PATTERN}
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
         if not close:

@@ -100,7 +100,8 @@ def widen(words: Array, dtype: Dtype) -> Array:
     """The numbers behind raw words, exactly: bfloat16, float8 -> float32, complex32 -> complex64, others as is."""
     # NumPy makes scalars of 0-d results; asarray keeps the promise of an array.
     if dtype.name == "bfloat16":
-        return np.asarray(np.asarray(words.astype(np.uint32) << np.uint32(16)).view(np.float32))
+        bits = np.asarray(words.astype(np.uint32))
+        return np.left_shift(bits, np.uint32(16), out=bits).view(np.float32)
     if dtype.name == "complex32":
         parts = np.ascontiguousarray(words).reshape(-1).view(np.float16).astype(np.float32)
         return parts.view(np.complex64).reshape(words.shape)

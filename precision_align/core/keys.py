@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from precision_align.core.terms import Pass, Phase, Role, Source
 
@@ -11,6 +12,7 @@ _TRANSLATION = str.maketrans(_ESCAPES)
 NUM_PARTS = 12
 
 
+@lru_cache(maxsize=1 << 14)  # the same scopes and paths come with every step
 def escape(part: str) -> str:
     """Percent-escape the characters that separate the parts of a key, and line ends."""
     return part.translate(_TRANSLATION)
@@ -49,6 +51,14 @@ class Key:
     path: str
 
     def __str__(self) -> str:
+        # Asked for several times a record by every reader: kept, beside the fields.
+        text: str | None = self.__dict__.get("_text")
+        if text is None:
+            text = self._join()
+            self.__dict__["_text"] = text
+        return text
+
+    def _join(self) -> str:
         # join takes our terms as the strings that they are; formatting them would call Enum code four times.
         return "/".join(
             (

@@ -17,6 +17,8 @@ OPTIMIZER_SCOPE = "optimizer:"
 # Calls of operators and of functions: the prefix stands before the scope of the module whose call ran them.
 OPERATOR_SCOPE = "operator:"
 FUNCTION_SCOPE = "function:"
+# What calls of modules do not start with.
+OTHER_SCOPES = (OPTIMIZER_SCOPE, OPERATOR_SCOPE, FUNCTION_SCOPE)
 
 
 @dataclass(frozen=True)

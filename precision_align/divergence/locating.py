@@ -34,12 +34,15 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     declared = rules or Rules()
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
-    notes = [*comparison.notes, *_note_amplifiers(comparison.rows), *_note_limits(comparison.rows, first)]
+    verdict, reason = _decide(comparison, first)
+    notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
+    notes += _note_limits(comparison.rows, first)
     warned = sum(row.status == Status.WARN for row in comparison.rows)
     if warned:
-        notes.append(f"{warned} records are noisier than the reference, within what a conforming build may be (warn)")
+        who = "1 record is" if warned == 1 else f"{warned} records are"
+        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
     return Findings(
-        verdict=_decide(comparison, first),
+        verdict=verdict,
         first=first,
         frontier=frontier,
         records=comparison.rows,
@@ -101,22 +104,37 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
     return coverage
 
 
-def _decide(comparison: Comparison, first: Divergence | None) -> Verdict:
+def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, list[str]]:
+    """The verdict, and the note that says why there is none where the comparison's own first note does not."""
     if first is not None:
-        return Verdict.DIVERGED
-    if comparison.interrupted or _hides_a_cause(comparison):
-        return Verdict.NOT_COMPARABLE
+        return Verdict.DIVERGED, []
+    if comparison.interrupted:
+        return Verdict.NOT_COMPARABLE, []
+    hidden = _find_hidden(comparison)
+    if hidden:
+        return Verdict.NOT_COMPARABLE, [_phrase_hidden(hidden)]
     judged = any(
         row.status not in _UNJUDGED
         and (row.phase == Phase.STEP or (row.scope in comparison.roots and row.role == Role.OUTPUT))
         for row in comparison.rows
         if row.site != Site.INPUTS
     )
-    return Verdict.ALIGNED if judged else Verdict.NOT_COMPARABLE
+    if judged:
+        return Verdict.ALIGNED, []
+    return Verdict.NOT_COMPARABLE, ["no output of the model and no optimizer step could be judged"]
 
 
-def _hides_a_cause(comparison: Comparison) -> bool:
-    """The model's outputs differ, and something before them differs too that nobody could judge.
+def _phrase_hidden(hidden: Sequence[RecordResult]) -> str:
+    first = hidden[0]
+    place = f"{first.scope or '(root)'}, {first.phase}, step {first.step}"
+    return (
+        f"the runs differ, and what may be the cause could not be judged: {len(hidden)} in all, first {place} "
+        f"({first.note}); with the reference's code, --replay MODULE:FACTORY, more can be"
+    )
+
+
+def _find_hidden(comparison: Comparison) -> list[RecordResult]:
+    """What differs and nobody could judge, where the model's outputs or gradients differ after it; else nothing.
 
     Sums of shares and optimizer steps do not count: their sources were judged, and they are listed.
     """
@@ -126,13 +144,14 @@ def _hides_a_cause(comparison: Comparison) -> bool:
         if row.status == Status.INCONCLUSIVE and _differs(row) and row.phase != Phase.STEP and row.op != "gradient"
     ]
     if not unknown:
-        return False
+        return []
     start = min((row.step, row.rank, row.order) for row in unknown)
-    return any(
+    seen = any(
         _differs(row) and (row.step, row.rank, row.order) >= start
         for row in comparison.rows
         if (row.role == Role.OUTPUT and row.scope in comparison.roots) or row.phase == Phase.BACKWARD
     )
+    return unknown if seen else []
 
 
 def _differs(row: RecordResult) -> bool:
@@ -163,4 +182,5 @@ def _note_limits(rows: Sequence[RecordResult], first: Divergence | None) -> list
     if not before:
         return []
     what = "before the first divergence" if first is not None else "in all"
-    return [f"{before} records {what} could not be judged: an earlier cause may hide there"]
+    who = "1 record" if before == 1 else f"{before} records"
+    return [f"{who} {what} could not be judged: an earlier cause may hide there"]

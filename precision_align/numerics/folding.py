@@ -6,11 +6,11 @@ random 64-bit words, t = word ^ T[row + lane], lo and hi the halves of t::
     first[lane]  = sum over rows of hi[lane]              * lo[lane]   mod 2**64
     second[lane] = sum over rows of hi[(lane + 1) % 128]  * lo[lane]   mod 2**64
 
-The products are those of NH (Black, Halevi, Krawczyk, Krovetz, Rogaway, 1999) with XOR for the keyed addition. Every half
-word stands in two products with different partners, so what one sum misses with a chance of 2**-32 (a changed half whose
-partner is zero after the key) the other still sees: 2**-64 for two blocks that differ in one lane, less the more lanes
-they differ in. :mod:`precision_align.storage.hashing` hashes the 2 KiB and the length, which mixes and orders them.
-This guards against accidents, not against somebody who wants a collision.
+The products are those of NH (Black, Halevi, Krawczyk, Krovetz, Rogaway, 1999) with XOR for the keyed addition. Every
+half word stands in two products with different partners, so what one sum misses with a chance of 2**-32 (a changed half
+whose partner is zero after the key) the other still sees: 2**-64 for two blocks that differ in one lane, less the more
+lanes they differ in. :mod:`precision_align.storage.hashing` hashes the 2 KiB and the length, which mixes and orders
+them. This guards against accidents, not against somebody who wants a collision.
 """
 
 from __future__ import annotations

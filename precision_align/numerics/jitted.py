@@ -67,12 +67,13 @@ def _add_masked(a: Any, b: Any, ia: Any, ib: Any, mask: Any, infinity: Any, coun
 @_compile  # type: ignore[untyped-decorator, unused-ignore]
 def _divide(a: Any, b: Any, ia: Any, ib: Any, mask: Any, infinity: Any) -> float:
     """The largest |error| / |expected| of a block in float64."""
-    largest = 0.0
+    largest, none = np.int64(0), np.int64(0)
     for i in range(a.size):
-        y = np.float64(b[i])
-        if (ia[i] & mask) < infinity and (ib[i] & mask) < infinity and y != 0:
-            largest = max(largest, abs(np.float64(a[i]) - y) / abs(y))
-    return largest
+        x, y = np.float64(a[i]), np.float64(b[i])
+        sound = ((ia[i] & mask) < infinity) & ((ib[i] & mask) < infinity) & (y != 0)
+        ratio = np.float64(abs((x - y) / y)).view(np.int64)
+        largest = max(largest, ratio if sound else none)
+    return float(np.int64(largest).view(np.float64))
 
 
 @_compile  # type: ignore[untyped-decorator, unused-ignore]

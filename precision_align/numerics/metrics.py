@@ -14,7 +14,7 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype
 from precision_align.numerics.blocked import add_arrays
 from precision_align.numerics.kernels import Kernel, choose_kernel
-from precision_align.numerics.pairs import SMALL, SPAN, Flat, Plan, Release, cut, dtype_of_array, make_plan
+from precision_align.numerics.pairs import SMALL, SPAN, Flat, Plan, Release, cut, make_plan, read_array
 from precision_align.numerics.tallies import Tally
 
 # Sums of squares of values between its inverse and this neither overflow nor vanish in float64.
@@ -71,8 +71,8 @@ def measure(actual: Array, expected: Array) -> Difference:
 
     Raises TypeError where an array does not hold numbers.
     """
-    actual, expected = np.asarray(actual), np.asarray(expected)
-    return measure_words(actual, expected, dtype_of_array(actual), dtype_of_array(expected))
+    (left, dtype), (right, expected_dtype) = read_array(np.asarray(actual)), read_array(np.asarray(expected))
+    return measure_words(left, right, dtype, expected_dtype)
 
 
 def measure_words(

@@ -18,7 +18,8 @@ SPAN = 1 << 20
 SMALL = 1 << 16
 
 _QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
-_PLAIN = {np.dtype(row.word): row for row in DTYPES.values() if row.name == np.dtype(row.word).name}
+# The types that NumPy has too, under the same names.
+_PLAIN = frozenset(row.name for row in DTYPES.values() if row.name == np.dtype(row.word).name)
 
 Read = Callable[[Array], Array]
 # Told the bounds of elements that are not needed any more.
@@ -38,13 +39,17 @@ class Plan:
     expected: Read | None = None
 
 
-def dtype_of_array(array: Array) -> Dtype:
-    """The table row of a NumPy number type. Raises TypeError for other arrays."""
-    word = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
-    row = _PLAIN.get(word)
-    if row is None:
+def read_array(array: Array) -> tuple[Array, Dtype]:
+    """An array of numbers and the table row of its type; a type that the table lacks (longdouble) becomes float64.
+
+    Raises TypeError where it does not hold numbers.
+    """
+    kind, name = array.dtype.kind, array.dtype.name
+    if kind not in "fiubc":
         raise TypeError(f"arrays of {array.dtype} are not compared")
-    return row
+    if name not in _PLAIN:
+        array = array.astype(np.complex128 if kind == "c" else np.float64)
+    return array, DTYPES[array.dtype.name]
 
 
 @cache

@@ -34,28 +34,29 @@ from precision_align.numerics.statistics import iterate_blocks
 SKETCH_KIND = 1
 # Primes, so that no power-of-two stride inside a tensor falls in step with the signs.
 PERIODS = (8191, 8179)
-# Which stretches of the generator are p and q: the first is that of kind 0, the second of 120 the one with which constant
-# tensors of 2**12 to 2**22 elements are seen best (within 3.2 %).
+# Which stretches of the generator are p and q: the first is that of kind 0, the second of 120 the one with which
+# constant tensors of 2**12 to 2**22 elements are seen best (within 3.2 %).
 _STRETCHES = (2735, 100)
 MIN_BUCKETS = 127
 MAX_BUCKETS = 1016
 # 508 KiB of float64, close to the block of the statistics; whole rows of buckets, so that blocks simply add up.
 BLOCK = 64 * MAX_BUCKETS
-# A sketch has at most one float64 for so many elements: 1000 times smaller than the tensor from 4 MB on.
-_ELEMENTS_PER_BUCKET = 2048
+# A sketch has at most one float64 for so many elements: with its index row a float32 tensor of 4 MB or more takes 1000
+# times less. Fewer elements a bucket were more precise, at the cost of that.
+_ELEMENTS_PER_BUCKET = 4096
 # Below this many bytes the tensor itself is no larger than a sketch worth having: it is stored whole.
 WHOLE_BELOW_BYTES = 4096
 
 
 def count_buckets(numel: int) -> int:
-    """k: the largest of 127, 254, 508, 1016 that leaves 2048 elements a bucket; 127 for fewer elements."""
+    """k: the largest of 127, 254, 508, 1016 that leaves 4096 elements a bucket; 127 for fewer elements."""
     buckets = MIN_BUCKETS
     while buckets < MAX_BUCKETS and 2 * buckets * _ELEMENTS_PER_BUCKET <= numel:
         buckets *= 2
     return buckets
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def repeated_signs(which: int) -> Array:
     """p (0) or q (1), repeated so that any block finds its signs in one slice: float64[BLOCK + period].
 

@@ -10,10 +10,13 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype
 from precision_align.numerics.compiled import CompiledKernel
 from precision_align.numerics.kernels import Kernel, choose_kernel
-from precision_align.numerics.pairs import SMALL, Flat, Release, cut, make_plan
+from precision_align.numerics.pairs import Flat, Release, cut, make_plan
 
 # Distances by their number of binary digits: 0, 1, 2-3, 4-7, ..., 2^31 and more.
 ULP_BUCKETS = 33
+# Elements a piece: NumPy makes half a dozen float64 arrays of it.
+_STEP = 1 << 15
+
 # |difference| by the upper 11 bits of its float32 magnitude: 8 bins an octave, so a quantile is within 6.25 %.
 BINS = 2048
 
@@ -82,7 +85,7 @@ def spread_words(
     ulps, bins = np.zeros(ULP_BUCKETS, np.int64), np.zeros(BINS, np.int64)
     exact = dtype == expected_dtype and dtype.name in _ULP_TYPES
     kernel = kernel or choose_kernel()
-    for start, stop in cut(actual.size, SMALL):
+    for start, stop in cut(actual.size, _STEP):
         pair = left.piece(start, stop), right.piece(start, stop)
         if exact and isinstance(kernel, CompiledKernel):
             kernel.spread(*pair, dtype.name, ulps, bins)

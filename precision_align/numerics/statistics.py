@@ -112,7 +112,8 @@ def summarize(words: Array, dtype: Dtype) -> Statistics:
     Sums run over the finite values in float64, blocks of 64 Ki elements joined exactly (``math.fsum``); integers,
     bools and raw quantized codes count as numbers (beyond 2**53 the extremes are rounded to float64), complex numbers
     by modulus. A complex value with a NaN part counts as NaN. Where there is a C compiler (see
-    :mod:`~precision_align.numerics.summaries`) the sums are those of another order, equal within float64 rounding. Extra memory: about 3 MiB whatever the size.
+    :mod:`~precision_align.numerics.summaries`) the sums are those of another order, equal within float64 rounding.
+    Extra memory: about 3 MiB whatever the size.
     """
     compiled = load_summaries() if dtype.name in FORMS else None
     if compiled is not None:

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])  # a third of the cost of array.ctypes.data
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_summaries() -> CompiledSummaries | None:
     """The compiled functions, or None: no compiler, another kernel asked for, or a big-endian machine."""
     if os.environ.get(VARIABLE, "compiled") not in ("", "compiled") or sys.byteorder != "little":

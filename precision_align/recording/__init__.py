@@ -22,6 +22,9 @@ optimizer  parameter  step     NAME                         after ``step()``
 optimizer  state      step     before.exp_avg.NAME, after.… where the optimizer has a torch-like ``state``
 point      loss       forward  loss                         scalars that ``backward()`` started from
 point      output     forward  NAME                         ``recorder.save(NAME, tensor)``
+point      gradient   backward NAME                         the total gradient that arrives at it
+function   input …    as "module", of a function's call; ``op`` its name, ``ordinal`` which of its calls in the module's
+aten       input …    of an operator; phase forward, backward or step; a written argument is at "written.PATH"
 ========== ========== ======== ============================ ==================================================
 
 ``ordinal`` numbers backward passes through the same call (``retain_graph``), backward passes for totals, optimizers,
@@ -35,6 +38,17 @@ and losses. A gradient has the step, micro-batch and call of its forward. Keys i
 - ``recomputed``: taken from the repetition by a reentrant checkpoint, which alone has gradients;
 - ``parts``: a sparse or nested tensor; the named components are records of their own at "PATH#NAME";
 - ``expanded``, ``qscheme``, ``scale``, ``zero_point``, ``axis``: of the tensor itself.
+
+- ``shard``: placement, mesh and global shape of a DTensor, of which the record is this rank's part
+  (:mod:`~precision_align.recording.shards`);
+- ``function``, ``operator``: the identity of the call that the record belongs to.
+
+Calls of functions and operators have scope "function:SCOPE" and "operator:SCOPE" with the scope of the module whose
+call ran them, ``kind`` = the name, ``call`` = the ordinal, and in ``modes`` what else is known: "module_call", and of
+operators "phase", "stack" (the modules around), "producers" (path of an input -> "IDENTITY:PATH" of the operator that
+wrote its memory last) and "computes" (False for views and uninitialised memory, which have no tensors). A second
+backward pass through a function's call has "~1" behind the path. ``modes["rng"]`` of a module's call holds the random
+generators' states before it, ``modes["rng_after"]`` those after it where it drew from them.
 
 An optimizer's call has scope "optimizer:INDEX"; its arguments are described in ``optimizers``.
 """

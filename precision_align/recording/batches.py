@@ -37,7 +37,7 @@ class BatchFacts(Companion):
 
     def start_batch(self, args: Any, kwargs: Any) -> None:
         """Look at the arguments; tensors on a device are left alone, as reading them would make it wait."""
-        named = {name: value for name, value in zip(self._names, args)}
+        named = dict(zip(self._names, args))
         named.update({str(index): value for index, value in enumerate(args) if index >= len(self._names)})
         leaves = flatten({**named, **kwargs}, lambda value: isinstance(value, torch.Tensor))[1]
         with untouched():

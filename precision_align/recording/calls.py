@@ -15,12 +15,14 @@ import torch
 from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
+from precision_align.recording.forcing import Forcer
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line, plain_attributes
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
-from precision_align.recording.staging import Staged
+from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.substitution import substitute
 from precision_align.recording.tape import Place, Tape
 
 Leaves = Sequence[tuple[str, torch.Tensor]]
@@ -61,6 +63,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
+def shares_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether writing one may change the other."""
+    try:
+        with untouched():
+            return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage to ask
+        return left is right
+
+
 def same_bits(left: Staged, right: Optional[Staged]) -> bool:
     """Whether two copies hold the same values, bit for bit; copies without words count as equal if described alike."""
     if right is None or left is right:
@@ -98,6 +109,7 @@ class Frame:
     buffers: dict[str, Staged] = field(default_factory=dict)
     wanted: bool = True
     repeats: Optional[FirstCall] = None
+    pair: Any = None
 
     def remember(self, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> None:
         """A child returned this tensor; what was seen before stays the origin while it still holds."""
@@ -139,6 +151,7 @@ class CallRecorder:
         self.called: set[str] = set()
         self._lock = threading.Lock()
         self._num_open = 0
+        self.forcer: Optional[Forcer] = None
         self._with_tensors = "modules" in tape.plan.sources
         self._with_gradients = "gradients" in tape.plan.sources
 
@@ -197,22 +210,27 @@ class CallRecorder:
         if frame.wanted:
             self._take_inputs(frame, leaves)
 
-    def leave(self, module: torch.nn.Module, output: Any) -> None:
-        """After a module's forward, or after it raised; a call whose entry was never seen is ignored."""
+    def leave(self, module: torch.nn.Module, output: Any) -> Any:
+        """After a module's forward, or after it raised; a call whose entry was never seen is ignored.
+
+        Returns what the module is to return instead, None (nearly always) for what it has returned.
+        """
         frames = self._frames
         if not any(frame.module is module for frame in frames):
-            return
+            return None
         while frames[-1].module is not module:
             self._close(frames.pop(), {"kind": "scalar", "value": None}, "its end was not seen")
         frame = frames.pop()
         raised = sys.exc_info()[1]
         if raised is not None and raised is not frame.raised_before:
             self._close(frame, {"kind": "scalar", "value": None}, f"{type(raised).__name__}: {raised}")
-            return
+            return None
         tree, leaves = flatten_arguments(output)
+        forced: dict[int, torch.Tensor] = {}
         if frame.wanted:
-            self._take_outputs(frame, frames[-1] if frames else None, leaves)
+            forced = self._take_outputs(frame, frames[-1] if frames else None, leaves)
         self._close(frame, tree, "")
+        return substitute(output, forced) if forced else None
 
     def _relate(self, frame: Frame, above: Optional[Frame], leaves: Leaves) -> None:
         """Remember a call that may be repeated in the backward pass, or find the one that this call repeats."""
@@ -248,35 +266,67 @@ class CallRecorder:
             for name, parameter in frame.module.named_parameters(recurse=False):
                 frame.targets.add(prefixed("parameter", name), parameter)
             frame.targets.set_boundary()
+        inputs = {}
         for path, tensor in leaves:
             staged = self._copy(tensor)
+            if staged is not None:
+                inputs[path] = staged
             known = frame.seen.setdefault(id(tensor), Sighting.of(tensor, prefixed("input", path), staged))
             again = known.path != prefixed("input", path)
             self._hand_over(frame, Role.INPUT, path, staged, {"same_as": known.path} if again else {})
+        if self.forcer is not None:
+            frame.pair = self.forcer.pair(frame.place, inputs, frame.repeats.place if frame.repeats else None)
         if self._with_tensors:
             for name, buffer in frame.module.named_buffers(recurse=False):
                 frame.buffers[name] = self._tape.stage(buffer)
                 self._take_buffer(frame, "before", name, frame.buffers[name])
 
-    def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> None:
-        outputs = []
+    def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> dict[int, torch.Tensor]:
+        """Record the outputs; returns what to put in their place in a forced session: id of a tensor -> another."""
+        outputs: list[Output] = []
+        forced: dict[int, torch.Tensor] = {}
+        returned = {id(tensor) for _, tensor in leaves}
         for path, tensor in leaves:
             staged = self._copy(tensor)
             known = frame.seen.get(id(tensor))
             extra = _describe_origin(known, tensor, staged)
             self._hand_over(frame, Role.OUTPUT, path, staged, extra)
+            if self.forcer is not None and frame.pair is not None:
+                tensor, staged = self._force(frame, path, tensor, staged, extra, forced)
             local = prefixed("output", path)
             frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
                 parent.remember(tensor, f"{frame.place.scope}@{frame.place.call}:{local}", staged)
             outputs.append(Output(local, tensor, extra))
-        self._take_written_inputs(frame, {id(tensor) for _, tensor in leaves})
+        self._take_written_inputs(frame, returned)
         self._take_changed_buffers(frame)
         if self._with_gradients and frame.grad_enabled:
             if frame.repeats is None:
                 watch_call(self._ledger, frame.place, outputs, frame.targets, {})
             else:
                 watch_call(self._ledger, frame.repeats.place, outputs, frame.targets, {"recomputed": True})
+        return forced
+
+    def _force(
+        self,
+        frame: Frame,
+        path: str,
+        tensor: torch.Tensor,
+        staged: Optional[Staged],
+        extra: Mapping[str, str],
+        forced: dict[int, torch.Tensor],
+    ) -> tuple[torch.Tensor, Optional[Staged]]:
+        """The tensor that goes on from here, and its copy: the reference's, or the own where it is to stay."""
+        if self.forcer is None or "@" in extra.get("same_as", ""):
+            return tensor, staged  # a child's output, which was forced there
+        if id(tensor) not in forced:
+            inputs = [known.reference() for known in frame.seen.values() if known.path.startswith("input")]
+            aliases = bool(extra) or any(other is not None and shares_memory(tensor, other) for other in inputs)
+            other = self.forcer.force_output(frame.pair, frame.place, path, tensor, staged, aliases)
+            if other is None:
+                return tensor, staged
+            forced[id(tensor)] = other
+        return forced[id(tensor)], self._copy(forced[id(tensor)])
 
     def _take_written_inputs(self, frame: Frame, returned: set[int]) -> None:
         """Inputs that the call wrote into without returning them (a cache): outputs under "written.PATH"."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -12,7 +12,9 @@ import torch
 from precision_align.recording.batches import BatchFacts
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.companions import Companion
+from precision_align.recording.environment import has_compiled
 from precision_align.recording.findings import Findings
+from precision_align.recording.forcing import Forcer
 from precision_align.recording.functions import FunctionRecorder, FunctionTap
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.operators import OperatorRecorder, OperatorTap
@@ -25,6 +27,11 @@ from precision_align.recording.units import listen
 MODES_LEFT = (
     "a torch mode of the program's own was still open when the session ended: ours could not be removed; it does "
     "nothing from here on"
+)
+
+EAGER = (
+    "torch.compile was used in this process: under the sources 'operators' and 'functions' compiled code runs eagerly "
+    "or in parts, and its numbers may differ from those of the compiled run"
 )
 
 
@@ -46,10 +53,10 @@ class Taps:
             return
         self._entered = True
         if self.functions is not None:
-            self.functions.__enter__()
+            self.functions.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.functions, _top_function_mode, note)
         if self.operators is not None:
-            self.operators.__enter__()
+            self.operators.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.operators, _top_dispatch_mode, note)
 
 
@@ -71,6 +78,20 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
         note(MODES_LEFT)
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
+    records nothing.
+    """
+
+    taps: Optional[Taps] = None
+    switch: Optional[Switch] = None
+    facts: bool = False
+    forcer: Optional[Forcer] = None
+    opened: Optional[contextlib.ExitStack] = None
+    muted: bool = False
+
+
 @dataclass
 class Crew:
     """All companions; ``scales`` is asked by others too. Their errors become notes."""
@@ -80,12 +101,13 @@ class Crew:
     members: Sequence[Companion]
     taps: Taps
     switch: Optional[Switch] = None
-    _cleanup: Any = field(default_factory=contextlib.ExitStack)
+    opened: Optional[contextlib.ExitStack] = None
+    muted: bool = False
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """The session opens."""
-        if self.switch is not None:
-            cleanup.callback(self.switch.close)
+        if self.opened is not None:
+            cleanup.push(self.opened)
         self.taps.enter(cleanup, self.tape.note)
         for member in self.members:
             member.start(cleanup)
@@ -105,10 +127,12 @@ class Crew:
     def finish(self) -> None:
         """The session closes."""
         self._tell("finish")
+        if (self.taps.operators is not None or self.taps.functions is not None) and has_compiled():
+            self.tape.note(EAGER)
 
     def wants_step(self) -> bool:
-        """Whether recording is switched on from outside."""
-        return self.switch is None or self.switch.is_on()
+        """Whether this rank records and recording is switched on from outside."""
+        return not self.muted and (self.switch is None or self.switch.is_on())
 
     def _tell(self, what: str, *arguments: Any) -> None:
         for member in self.members:
@@ -131,18 +155,17 @@ def gather_crew(
     calls: CallRecorder,
     ledger: Ledger,
     series: Series,
-    *,
-    taps: Optional[Taps] = None,
-    switch: Optional[Switch] = None,
-    facts: bool = False,
+    setup: Setup,
 ) -> Crew:
     """The companions of one session."""
-    taps = Taps(tape.plan.sources) if taps is None else taps
+    taps = Taps(tape.plan.sources) if setup.taps is None else setup.taps
     findings, scales = Findings(tape), ScaleWatcher(tape)
     functions = FunctionRecorder(tape, calls, ledger, taps.functions)
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
         members.append(OperatorRecorder(tape, calls, taps.operators, findings))
-    if facts:
+    if setup.facts:
         members.append(BatchFacts(model, series, tape.clock))
-    return Crew(tape, scales, members, taps, switch)
+    if setup.forcer is not None:
+        members.append(setup.forcer)
+    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted)

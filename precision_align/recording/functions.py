@@ -28,6 +28,7 @@ from precision_align.recording.calls import (
 )
 from precision_align.recording.companions import Companion
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, watch_call
+from precision_align.recording.hooks import is_compiling
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
 from precision_align.recording.tape import Place, Tape
@@ -95,7 +96,7 @@ class FunctionTap(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder = self.recorder
-        if recorder is None or not recorder.is_active:
+        if is_compiling() or recorder is None or not recorder.is_active:  # a compiler traces modes into its graph
             return func(*args, **(kwargs or {}))
         name = name_function(func)
         if not name:

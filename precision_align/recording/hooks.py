@@ -15,26 +15,30 @@ def _is_never_compiling() -> bool:
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_never_compiling)  # torch 2.3
 
 
+# Their forward looks for hooks and then leaves its fused kernel.
+_WITH_FAST_PATH = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
+
+
 def ignore_call(*arguments: Any) -> None:
     """What a hook becomes in a copy of the model, pickled or deep-copied during a session."""
 
 
 class Hook:
-    """A forward hook that always returns None and never follows the model into a copy.
+    """A forward hook that never follows the model into a copy; it returns None except in a forced session.
 
     Pickle and deepcopy take the hooks of a module along; a closure would make ``torch.save(model)`` fail and a bound
     method would copy the whole session.
     """
 
-    def __init__(self, follow: Callable[..., None]) -> None:
+    def __init__(self, follow: Callable[..., Any]) -> None:
         self._follow = follow
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> Any:
         # A compiler traces hooks into its graph. Breaking the graph here would change what it fuses, and so the
         # numbers: inside compiled code a hook is to vanish.
         if is_compiling():
-            return
-        self._follow(*arguments)
+            return None
+        return self._follow(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make_ignoring_hook, ()
@@ -68,7 +72,7 @@ class Hooks:
     def __init__(
         self,
         enter: Callable[[torch.nn.Module, str, Any, Any], None],
-        leave: Callable[[torch.nn.Module, str, Any], None],
+        leave: Callable[[torch.nn.Module, str, Any], Any],
         note: Callable[[str], None],
     ) -> None:
         self._enter, self._leave, self._note = enter, leave, note
@@ -88,6 +92,11 @@ class Hooks:
                 continue
             if _is_compiled(module):
                 self._note(f"module {scope!r} is compiled (torch.compile): calls inside it were not recorded")
+            if isinstance(module, _WITH_FAST_PATH) and not module.training:
+                self._note(
+                    f"module {scope!r} is a {type(module).__name__} in eval mode: torch takes its fused inference path "
+                    "only where no hooks are attached, so without capture its last bits may differ"
+                )
             self._attach_one(scope, module)
 
     def _attach_one(self, scope: str, module: torch.nn.Module) -> None:
@@ -98,9 +107,10 @@ class Hooks:
             if called is module or getattr(called, "_is_replica", False):
                 self._enter(called, scope, args, kwargs)
 
-        def leave(called: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def leave(called: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if called is module or getattr(called, "_is_replica", False):
-                self._leave(called, scope, output)
+                return self._leave(called, scope, output)
+            return None
 
         # first, so that what the user's own hooks do to the inputs and the state (spectral_norm) is part of the call
         self._handles.append(module.register_forward_pre_hook(Hook(enter), prepend=True, with_kwargs=True))

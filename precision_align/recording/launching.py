@@ -6,7 +6,7 @@ import functools
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -17,10 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precision_align.core.errors import UsageError
 from precision_align.recording.crew import Taps
 from precision_align.recording.environment import find_rank, has_compiled
+from precision_align.recording.forcing import open_reference
 from precision_align.recording.limits import NO_LIMITS, Limits
-from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups
+from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups, takes_closure
 from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
-from precision_align.recording.session import Recorder, start_recorder
+from precision_align.recording.recorder import Recorder
+from precision_align.recording.session import start_recorder
+from precision_align.storage.counting import CountingSink, StepCounted
 from precision_align.storage.layout import name_rank
 
 
@@ -29,7 +32,8 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for the first module with parameters that the
-    script calls.
+    script calls; ``dry_run``: write nothing, and end the script after its first two recorded steps (see
+    ``Launch.counted``).
     """
 
     path: str
@@ -41,6 +45,8 @@ class LaunchOptions:
     overwrite: bool = False
     append: bool = False
     limits: Limits = NO_LIMITS
+    force: Optional[str] = None
+    dry_run: bool = False
 
 
 # By then every model of the loop has had its turn; watching longer would cost every module call of the script.
@@ -49,10 +55,13 @@ _STEPS_WATCHED = 2
 
 @dataclass
 class Launch:
-    """What became of a script: ``started`` or refused; ``recorder`` is None where no model was called."""
+    """What became of a script: ``started`` or refused; ``recorder`` is None where no model was called; ``counted``:
+    what a dry run saw.
+    """
 
     started: bool = False
     recorder: Optional[Recorder] = None
+    counted: Optional[CountingSink] = None
 
 
 class _Watch:
@@ -125,7 +134,9 @@ class _Watch:
             append=options.append,
             accumulates=True,
             limits=options.limits,
+            sink=self._launch.counted,
             taps=self._taps,
+            force=options.force,
         )
         self._launch.recorder = self._stack.enter_context(recorder)
 
@@ -142,7 +153,8 @@ class _Watch:
         self._others.append(module)  # its parts keep their ids while it lives
         recorder.note(
             f"the script also calls a {type(module).__name__} that is no part of the captured "
-            f"{type(self._model).__name__}: it is not recorded; choose with --model, or capture both as parts of one module"
+            f"{type(self._model).__name__}: it is not recorded; choose with --model, or capture both as parts of one "
+            "module"
         )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -152,7 +164,7 @@ class _Watch:
         if id(optimizer) not in self._known and self._holds_parameters(optimizer):
             self._known[id(optimizer)] = (optimizer, recorder.watch_optimizer(optimizer))
         if id(optimizer) in self._known:
-            recorder.before_step(self._known[id(optimizer)][1])
+            recorder.before_step(self._known[id(optimizer)][1], takes_closure(args, kwargs))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self._launch.recorder
@@ -186,15 +198,24 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     with ExitStack() as opened:  # a mistake in them is to be said before the script runs
         options.limits.make_trigger(opened)
         options.limits.make_switch(opened)
+        open_reference(options.force, 0, make_plan(options.sources), opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
     run, arguments, folder = _find_program(argv)
-    _check_folder(options)
+    if not options.dry_run:
+        _check_folder(options)
     launch = Launch() if launch is None else launch
     launch.started = True
-    with _as_main(arguments, folder), _Watch(options, launch):
+    launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
+    with suppress(StepCounted), _as_main(arguments, folder), _Watch(options, launch):
         run()
     return launch
+
+
+def _count_enough(options: LaunchOptions) -> int:
+    """Two steps where there are two: an optimizer has no state before its first."""
+    steps = make_plan(options.sources, options.payload, options.select, options.steps).steps
+    return 2 if steps is None else min(2, len(steps))
 
 
 def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], str]:

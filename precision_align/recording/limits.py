@@ -9,15 +9,18 @@ from typing import Any, Optional, Union
 
 from precision_align.core.errors import UsageError
 from precision_align.recording.budgets import Budget
-from precision_align.recording.plan import Plan
+from precision_align.recording.plan import Plan, Steps, parse_steps
 from precision_align.recording.rings import RING_BYTES
 from precision_align.recording.signals import Switch
 from precision_align.recording.triggers import Trigger
+from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Arguments of :func:`~precision_align.recording.session.capture`, by the same names."""
+    """Arguments of :func:`~precision_align.recording.session.capture`, by the same names; ``storage``: how the dump is
+    written.
+    """
 
     budget_bytes: Optional[int] = None
     trigger: Union[str, Sequence[str], None] = None
@@ -25,12 +28,16 @@ class Limits:
     ring_bytes: int = RING_BYTES
     switch: Optional[str] = None
     facts: Optional[bool] = None
+    storage: Settings = DEFAULT_SETTINGS
+    ranks: Steps = None
 
     def check(self) -> None:
-        """Raises UsageError for numbers that make no sense."""
+        """Raises UsageError for values that make no sense, Unavailable for a codec that is not installed."""
         for name, value in (("budget_bytes", self.budget_bytes), ("ring", self.ring), ("ring_bytes", self.ring_bytes)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} is a whole number from 1 on, not {value!r}")
+        self.storage.check()
+        parse_steps(self.ranks)
 
     @property
     def wants_facts(self) -> bool:
@@ -40,10 +47,15 @@ class Limits:
     def describe(self) -> dict[str, Any]:
         """Those that were given, as JSON."""
         trigger = [self.trigger] if isinstance(self.trigger, str) else self.trigger
-        given = {"budget_bytes": self.budget_bytes, "switch": self.switch}
+        given: dict[str, Any] = {"budget_bytes": self.budget_bytes, "switch": self.switch}
         if trigger is not None:
             given.update(trigger=list(trigger), ring=self.ring)
         return {name: value for name, value in given.items() if value is not None}
+
+    def wants_rank(self, rank: int) -> bool:
+        """Whether this process records."""
+        ranks = parse_steps(self.ranks)
+        return ranks is None or rank in ranks
 
     def make_switch(self, opened: ExitStack) -> Optional[Switch]:
         """The switch, if any; ``opened`` closes it. Raises UsageError."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Callable, Optional
 
 import torch
@@ -28,16 +29,14 @@ from precision_align.recording.findings import Findings
 from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
-from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Tape
-
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where an operator runs: its module call (``parent`` -1 outside of all), the modules around it, the user's line."""
+    """Where an operator runs: its module call (``parent`` -1 outside of all), modules around it, the user's line."""
 
     scope: str
     call: int
@@ -64,11 +63,11 @@ class _Running:
     written: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
-class OperatorTap(TorchDispatchMode):
+class OperatorTap(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode; passes everything on until a recorder is bound to it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder: Optional[OperatorRecorder] = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,7 +91,7 @@ class Producers:
         """ "IDENTITY:PATH" of the writer, "" where none of this step is known."""
         key = _storage_of(tensor)
         known = None if key is None else self._known.get(key.cdata)
-        return "" if known is None or known[0].expired() else known[1]
+        return "" if known is None or known[0].expired() else known[1]  # type: ignore[no-untyped-call]
 
     def remember(self, tensor: torch.Tensor, text: str) -> None:
         """This tensor's storage was written by that operator."""
@@ -103,8 +102,8 @@ class Producers:
 
 def _storage_of(tensor: torch.Tensor) -> Optional[StorageWeakRef]:
     try:
-        with untouched():
-            return StorageWeakRef(tensor.untyped_storage())
+        with torch._C.DisableTorchFunction():  # asking for a storage dispatches nothing
+            return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapped tensors have none
         return None
 
@@ -271,6 +270,7 @@ def result_is_ours(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
+@cache
 def computes(func: Any) -> bool:
     """Whether an operator's outputs have values of its making.
 

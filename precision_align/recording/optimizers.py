@@ -21,6 +21,7 @@ from precision_align.core.errors import UsageError
 from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
+from precision_align.recording.forcing import Forcer
 from precision_align.recording.modes import call_modes
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import Owned, gradient_of, owned_parameters
@@ -58,6 +59,7 @@ class OptimizerRecorder:
     optimizer: Any
     index: int
     num_calls: int = 0
+    forcer: Optional[Forcer] = None
     _enter: int = 0
     _identity: int = -1
     _origin: str = ""
@@ -73,11 +75,14 @@ class OptimizerRecorder:
         """Number its steps from 0 again."""
         self.num_calls = 0
 
-    def before(self) -> None:
-        """Record what ``step()`` is about to see."""
+    def before(self, closure: bool = False) -> None:
+        """Record what ``step()`` is about to see; a closure makes the gradients only inside of it."""
         self._begin()
         owned = self._owned()
-        self._found_gradients = self._record_gradients(owned)
+        if self.forcer is not None:
+            states = {item.name: dict(self._state_of(item)) for item in owned}
+            self.forcer.before_update(owned, states, self.index, self.num_calls)
+        self._found_gradients = not closure and self._record_gradients(owned)
         self._record_state(owned, "before")
 
     def after(self, error: str = "") -> None:
@@ -198,13 +203,18 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else class_name(type(value))
 
 
+def takes_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of ``step`` was given a closure that computes the gradients."""
+    return any(callable(value) for value in (*args, kwargs.get("closure")))
+
+
 class StepWrapper:
     """Replaces ``step`` on one optimizer instance until removed.
 
     The replacement is a bound method, as learning-rate schedulers wrap ``optimizer.step.__func__``.
     """
 
-    def __init__(self, optimizer: Any, before: Callable[[], None], after: Callable[[str], None]) -> None:
+    def __init__(self, optimizer: Any, before: Callable[[bool], None], after: Callable[[str], None]) -> None:
         self._optimizer, self._before, self._after = optimizer, before, after
         self._previous: Optional[Any] = None
         self._wrapper: Optional[Any] = None
@@ -219,7 +229,7 @@ class StepWrapper:
         def step(itself: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._live:
                 return original(*args, **kwargs)
-            self._before()
+            self._before(takes_closure(args, kwargs))
             try:
                 result = original(*args, **kwargs)
             except BaseException as error:

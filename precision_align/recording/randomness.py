@@ -68,17 +68,18 @@ def seed_everything(seed: int, *, deterministic: bool = True) -> Mapping[str, An
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    done = {"seed": seed, "seeded": ["python", "numpy", *(name for name, _ in _states())], "notes": []}
-    done["notes"] += _set_environment("PYTHONHASHSEED", str(seed), "the order of sets is not fixed")
+    notes = _set_environment("PYTHONHASHSEED", str(seed), "the order of sets is not fixed")
     if deterministic:
-        done["notes"] += _set_environment(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS may still differ from run to run"
-        )
+        notes += _set_environment("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS may still differ from run to run")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
-    done["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    return done
+    return {
+        "seed": seed,
+        "seeded": ["python", "numpy", *describe_generators()],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "notes": notes,
+    }
 
 
 def _set_environment(name: str, value: str, otherwise: str) -> list[str]:

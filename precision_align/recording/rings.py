@@ -16,6 +16,28 @@ RING_BYTES = 2 << 30
 _NO_ROOM = "the ring of recorded steps was full: lower the payload tier or raise ring_bytes"
 
 
+class DroppingSink:
+    """A sink for ranks that are not to record: nothing is written, no folder made."""
+
+    def put(self, draft: Draft) -> None:
+        """Dropped."""
+
+    def put_call(self, call: Call) -> None:
+        """Dropped."""
+
+    def put_point(self, point: Point) -> None:
+        """Dropped."""
+
+    def note(self, text: str) -> None:
+        """Dropped."""
+
+    def end_step(self, step: int) -> None:
+        """Nothing to end."""
+
+    def close(self, info: RunInfo) -> None:
+        """Nothing to close."""
+
+
 @dataclass
 class _Step:
     """What came in one step."""
@@ -104,6 +126,5 @@ class RingSink:
         """Close the sink behind; steps that no trigger asked for are gone."""
         if not self._fired:
             self._sink.note("no trigger fired: only the scalar series were written")
-        self._trigger.close()
         self._steps.clear()
         self._sink.close(info)

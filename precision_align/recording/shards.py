@@ -18,7 +18,8 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     local: Any = tensor._local_tensor  # type: ignore[attr-defined]  # to_local() would make an autograd node
     wait = getattr(local, "wait", None)  # the result of a collective that is still under way
-    return local if wait is None or type(local) is torch.Tensor else wait()
+    waited: torch.Tensor = local if wait is None or type(local) is torch.Tensor else wait()
+    return waited
 
 
 def describe_shard(tensor: torch.Tensor) -> Optional[dict[str, Any]]:

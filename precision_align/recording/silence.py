@@ -18,21 +18,22 @@ _SHOWN = 8
 
 def describe_silent(model: torch.nn.Module, silent: Sequence[str]) -> Iterator[str]:
     """Notes on modules that have a ``forward`` but were never called, given by scope."""
+    modules = {scope: module for scope, module in model.named_modules() if scope in set(silent)}
+    used = [scope for scope in silent if scope in modules and _has_gradient(modules[scope])]
     if silent and has_compiled():
         yield (
             f"{len(silent)} modules were never seen called ({', '.join(map(repr, silent[:3]))}, ...): "
             "they were not used, or run compiled (torch.compile), where hooks do not run"
         )
-    modules = dict(model.named_modules())
-    used = [scope for scope in silent if scope in modules and _has_gradient(modules[scope])]
+        return
     if used:
         yield (
-            f"{len(used)} modules were never called, yet their parameters have gradients: {_list(modules, used)}: their "
-            "weights were used directly or .forward() was called, past all hooks; sources with 'operators' show it"
+            f"never called, yet their parameters have gradients: {_list(modules, used)}; their weights were used "
+            "directly or .forward() was called, past all hooks: the source 'operators' shows it"
         )
     unused = [scope for scope in silent if scope in modules and scope not in used and _has_parameters(modules[scope])]
     if unused:
-        yield f"{len(unused)} modules with parameters were never called: {_list(modules, unused)}"
+        yield f"never called, though they have parameters: {_list(modules, unused)}"
 
 
 def _has_gradient(module: torch.nn.Module) -> bool:
@@ -48,4 +49,5 @@ def _list(modules: dict[str, torch.nn.Module], scopes: Sequence[str]) -> str:
         f"{scope!r} ({', '.join(name for name, _ in modules[scope].named_parameters(recurse=False))})"
         for scope in scopes[:_SHOWN]
     ]
-    return ", ".join(shown) + (", ..." if len(scopes) > _SHOWN else "")
+    left_out = len(scopes) - _SHOWN
+    return ", ".join(shown) + (f" and {left_out} more" if left_out > 0 else "")

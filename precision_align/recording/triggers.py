@@ -46,7 +46,7 @@ class Condition:
 
 
 class NonFinite(Condition):
-    """ "nan": a NaN in any tensor or series, an infinity in a gradient, parameter, state or loss; "inf": any of both."""
+    """For "nan" a NaN anywhere, or an infinity in a gradient, parameter, state or loss; for "inf" any of both."""
 
     def __init__(self, text: str) -> None:
         self.text, self._all_infinities = text, text == "inf"

@@ -141,7 +141,7 @@ def _make_breakable(text: str) -> Markup:
     """Long dotted names and paths may break after their separators."""
     from markupsafe import Markup, escape
 
-    parts = re.split(r"(?<=[./_])", quote(text))
+    parts = re.split(r"(?<=[./_])(?![./_\s]|$)", quote(text))
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 

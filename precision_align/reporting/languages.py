@@ -23,8 +23,12 @@ def detect_language(environment: Mapping[str, str] | None = None) -> str:
 
 
 def say(language: str, key: str, **values: object) -> str:
-    """The text of ``key`` in a language, filled in. Raises KeyError for an unknown key: that is our own mistake."""
-    english, chinese = TEXTS[key]
+    """The text of ``key`` in a language, filled in; with ``count`` 1 that of "key.one" where there is one.
+
+    Raises KeyError for an unknown key: that is our own mistake.
+    """
+    one = f"{key}.one" if values.get("count") == 1 else ""
+    english, chinese = TEXTS[one if one in TEXTS else key]
     return (chinese if language == "zh" else english).format(**values)
 
 
@@ -58,9 +62,10 @@ _VERDICTS = {
         "没有发现错误，但{place}使用了不同的随机数，位于第 {step} 步的{phase}。",
     ),
     "sentence.not comparable": (
-        "No output of the model and no step could be judged: {judged} of {recorded} records judged.",
-        "模型的输出和训练步骤都无法判定：共 {recorded} 条记录，判定了 {judged} 条。",
+        "No verdict: {reason}. {judged} of {recorded} records judged.",
+        "没有结论：{reason}。共 {recorded} 条记录，判定了 {judged} 条。",
     ),
+    "reason.unknown": ("too little could be judged", "能判定的内容太少"),
     "place.module": ("in {module}", "{module} 内"),
     "place.inline": ("in the inline code of {module}", "{module} 自身的代码中"),
     "place.inputs": ("at the inputs of {module}", "{module} 的输入处"),
@@ -132,6 +137,22 @@ _METRICS = {
     "metric.raw_sketch_rel_l2": ("relative L2 difference, from sketches", "相对 L2 差（由草图估计）"),
     "metric.raw_statistics_moved": ("largest relative move of a statistic", "统计量的最大相对变化"),
     "metric.raw_over_max": ("largest difference over the largest value", "最大差值与最大值之比"),
+    "metric.raw_low": ("lowest value of the reference", "参考的最小值"),
+    "metric.raw_high": ("highest value of the reference", "参考的最大值"),
+    "metric.raw_psnr": ("range of the reference over the RMS difference, in dB", "参考值域与均方根差之比（dB）"),
+    "metric.raw_nan_actual": ("NaN values of the candidate", "候选的 NaN 个数"),
+    "metric.raw_nan_expected": ("NaN values of the reference", "参考的 NaN 个数"),
+    "metric.raw_inf_actual": ("infinite values of the candidate", "候选的 Inf 个数"),
+    "metric.raw_inf_expected": ("infinite values of the reference", "参考的 Inf 个数"),
+    "metric.raw_p50": ("difference that half of the values stay below", "半数数值不超过的差值"),
+    "metric.raw_p90": ("difference that 90 % stay below", "90 % 的数值不超过的差值"),
+    "metric.raw_p99": ("difference that 99 % stay below", "99 % 的数值不超过的差值"),
+    "metric.raw_p999": ("difference that 99.9 % stay below", "99.9 % 的数值不超过的差值"),
+    "metric.raw_ulp_p50": ("units in the last place that half stay within", "半数数值不超过的 ULP 距离"),
+    "metric.raw_ulp_p90": ("units in the last place that 90 % stay within", "90 % 的数值不超过的 ULP 距离"),
+    "metric.raw_ulp_p99": ("units in the last place that 99 % stay within", "99 % 的数值不超过的 ULP 距离"),
+    "metric.raw_ulp_p999": ("units in the last place that 99.9 % stay within", "99.9 % 的数值不超过的 ULP 距离"),
+    "metric.raw_ulp_max": ("units in the last place that all stay within", "全部数值不超过的 ULP 距离"),
     "metric.raw_one_minus_cosine": ("1 - cosine between the runs", "两次运行的 1 - 余弦相似度"),
 }
 
@@ -147,7 +168,7 @@ _HEADINGS = {
     "pitfalls": ("pitfalls", "注意"),
     "cases": ("cases", "用例"),
     "coverage": ("coverage", "覆盖率"),
-    "notes": ("not seen", "未覆盖"),
+    "notes": ("notes", "说明"),
     "others": ("also", "其他"),
     "loss": ("curves", "曲线"),
     "next": ("Next:", "下一步："),
@@ -159,10 +180,8 @@ _HEADINGS = {
     "no_limit": ("none may", "不允许有"),
     "leaves": ("[leaves {share}]", "[剩余 {share}]"),
     "leaves.long": ("leaves {share} of the error", "解释后剩余误差 {share}"),
-    "others.text": (
-        "{count} more independent place(s): {places}",
-        "另有 {count} 处独立的偏离：{places}",
-    ),
+    "others.text": ("{count} more independent places: {places}", "另有 {count} 处独立的偏离：{places}"),
+    "others.text.one": ("{count} more independent place: {places}", "另有 {count} 处独立的偏离：{places}"),
     "parts": ("{name} parts at step {step}", "{name} 在第 {step} 步分开"),
     "together": ("{name} stays together", "{name} 保持一致"),
     "nothing_recorded": ("nothing was recorded", "没有任何记录"),
@@ -178,6 +197,7 @@ _PAGE = {
         "以下各处均独立失败，并非由更早的偏离引起。请先修复第一处。",
     ),
     "page.frontier.rest": ("{count} more are in the table.", "另有 {count} 处，见下表。"),
+    "page.frontier.rest.one": ("{count} more is in the table.", "另有 {count} 处，见下表。"),
     "page.curves": ("Curves", "曲线"),
     "page.curve.parts": (
         "{name}: the two runs part at step {step}, beyond a band of {band}.",
@@ -200,6 +220,7 @@ _PAGE = {
     "page.notes": ("What was not seen, and other notes", "未覆盖内容与说明"),
     "page.runs": ("The two runs", "两次运行"),
     "page.runs.differ": ("{count} differ", "{count} 项不同"),
+    "page.runs.differ.one": ("{count} differs", "{count} 项不同"),
     "page.runs.same": ("nothing differs", "没有不同"),
     "page.runs.all": ("Show what is equal too", "同时显示相同项"),
     "page.reproduce": ("How to reproduce", "如何复现"),
@@ -222,6 +243,7 @@ _PAGE = {
     "page.measured.value": ("value", "数值"),
     "page.row": ("The row", "条目"),
     "page.more": ("{count} more figures", "另有 {count} 项数值"),
+    "page.more.one": ("{count} more figure", "另有 {count} 项数值"),
     "page.evidence": ("Evidence", "依据"),
     "page.explanations": ("Explanations, best first", "可能的原因（按可信度排序）"),
     "page.explanations.lead": (
@@ -277,6 +299,7 @@ _TABLE = {
     "table.note": ("Note", "说明"),
     "table.showing": ("{shown} of {count}", "{count} 条中的 {shown} 条"),
     "table.all": ("{count} records", "{count} 条记录"),
+    "table.all.one": ("{count} record", "{count} 条记录"),
     "table.none": ("No record fits these filters.", "没有符合条件的记录。"),
     "table.empty": ("Nothing was recorded.", "没有任何记录。"),
     "table.clear": ("Clear filters", "清除筛选"),
@@ -332,6 +355,7 @@ _COMMANDS = {
         "意外的 {kind}：{text}。这是 precision-align 或其依赖库的缺陷。"
         "设置 PRECISION_ALIGN_TRACEBACK=1 后重新运行可查看位置，请反馈给我们。",
     ),
+    "cli.advice": ("to do: {advice}", "建议：{advice}"),
     "cli.interrupted": ("interrupted", "已中断"),
     "cli.saved": ("saved {path}", "已保存 {path}"),
     "cli.coverage": (

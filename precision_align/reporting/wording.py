@@ -10,6 +10,7 @@ from typing import Any
 from precision_align.core.results import Coverage, Divergence, Findings, Limit, RecordResult
 from precision_align.core.terms import Kind, Status, Verdict
 from precision_align.reporting.languages import say
+from precision_align.reporting.messages import translate_message
 
 # worst first: what a module is coloured by, and how rows sort
 SEVERITY = (
@@ -120,7 +121,14 @@ def phrase_verdict(findings: Findings, language: str = "en", mark: Callable[[str
     if findings.verdict == Verdict.ALIGNED:
         warn = sum(record.status == Status.WARN for record in findings.records)
         return say(language, "sentence.aligned.warn" if warn else "sentence.aligned", warn=warn, **counts)
-    return say(language, "sentence.not comparable", **counts)
+    return say(language, "sentence.not comparable", reason=_phrase_reason(findings, language), **counts)
+
+
+def _phrase_reason(findings: Findings, language: str) -> str:
+    """Why there is no verdict: the comparison says it in its first note."""
+    if not findings.notes:
+        return say(language, "reason.unknown")
+    return quote(translate_message(findings.notes[0], language)).rstrip(".")
 
 
 def measure_excess(metrics: Mapping[str, float], limit: Limit | None) -> float | None:
@@ -220,11 +228,20 @@ def _phrase_pitfall(item: Any) -> str:
 def _collect_cases(cases: Sequence[Any], results: Sequence[Any]) -> list[CaseLine]:
     """Every case once, with the worst of its results; failing ones first."""
     found = {line.name: line for line in map(_read_case, cases)}
-    for line in map(_read_case, results):
+    lines = [_read_case(result) for result in results]
+    for line in lines:
         known = found.get(line.name)
         if known is None or not known.status or (line.failed and not known.failed):
-            found[line.name] = line
+            alike = [other for other in lines if other.name == line.name]
+            found[line.name] = _add_count(line, sum(other.failed for other in alike), len(alike))
     return sorted(found.values(), key=lambda line: not line.failed)
+
+
+def _add_count(line: CaseLine, failed: int, count: int) -> CaseLine:
+    """A failing line that stands for several results says of how many."""
+    if not line.failed or count < 2:
+        return line
+    return CaseLine(line.name, line.status, f"{line.note} ({failed} of {count} results fail)".lstrip())
 
 
 def _name_used(mapping: Mapping[str, Any], names: Sequence[str]) -> list[str]:

@@ -49,9 +49,9 @@ def require_room(folder: Path, nbytes: int, reserve: int = 0) -> None:
 class Blob:
     """Appends to a 1-D dataset of a file that ``open_file`` opens when the first chunk is full.
 
-    ``name`` and ``itemsize``: of the dataset; ``filters``: what h5py's ``create_dataset`` takes for a codec, or nothing.
-    Unfiltered chunks follow each other in the file (see ``META_BLOCK`` in :mod:`~precision_align.storage.parts`), so
-    that readers can map any payload.
+    ``name`` and ``itemsize``: of the dataset; ``filters``: what h5py's ``create_dataset`` takes for a codec, or
+    nothing; ``reserve``: bytes of the file system to leave free. Unfiltered chunks follow each other in the file (see
+    ``META_BLOCK`` in :mod:`~precision_align.storage.parts`), so that readers can map any payload.
     """
 
     def __init__(

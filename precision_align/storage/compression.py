@@ -1,25 +1,23 @@
 """Optional compression of payloads, through the package hdf5plugin (the extra ``compress``).
 
 Dense activations hardly compress (1.06 to 1.3), so none is the default; "bitshuffle-lz4" costs about 2.5 times an
-uncompressed write, "zstd" (behind a byte shuffle) about 4 times and packs a little better. gzip is not offered: 40 times.
+uncompressed write, "zstd" (behind a byte shuffle) about 4 times and packs a little better. gzip is not offered: it
+costs 40 times.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import Unavailable, UsageError
+from precision_align.storage.settings import CODECS
 
-CODECS = ("bitshuffle-lz4", "zstd")
 
-
-def check_codec(name: Optional[str]) -> None:
+def check_codec(name: str) -> None:
     """Raises UsageError for a codec that is not offered, Unavailable without hdf5plugin."""
-    if name is None:
-        return
     if name not in CODECS:
         raise UsageError(f"unknown compression {name!r}: choose one of {', '.join(CODECS)}, or none")
     _load_plugin(f"compress={name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,8 @@ class Finisher:
             tier = Tier.STATISTICS if record.statistics else Tier.FINGERPRINT
             return Entry(record, tier, given, record.statistics, record.nbytes, record.reason or trouble)
         dtype = dtype_of(record.dtype)
-        digest = given or self._digest(draft, words)
         tier, reason = self._decide(record, words)
+        digest = given or self._digest(draft, words)
         statistics, table = self._summarize(digest, words, dtype, tier)
         return Entry(
             record,
@@ -150,7 +150,7 @@ def check_words(draft: Draft) -> tuple[Array | None, str]:
     return words, ""
 
 
-@lru_cache(maxsize=None)
+@cache
 def _word_type(name: str) -> np.dtype[Any] | None:
     dtype = find_dtype(name)
     return None if dtype is None else np.dtype(dtype.word)

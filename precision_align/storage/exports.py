@@ -1,7 +1,8 @@
-"""Payloads as plain files for other tools: named HDF5 datasets, or one .npy a tensor."""
+"""Payloads as plain files for other tools: named HDF5 datasets, one .npy or .pt a tensor, or one safetensors file."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ import h5py
 import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
-from precision_align.core.errors import UsageError
+from precision_align.core.errors import Unavailable, UsageError
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.storage.base import Dump
+from precision_align.storage.foreign.arrays import SAFETENSORS
 from precision_align.storage.hashing import digest_bytes
 
-FORMATS = ("hdf5", "npy")
+FORMATS = ("hdf5", "npy", "safetensors", "pt")
 # HDF5 keeps link names up to 64 KiB; far shorter ones are already unreadable in any viewer.
 _MAX_NAME = 1000
 _MAX_SCOPE = 80
@@ -28,16 +30,19 @@ def export(dump: Dump, folder: str | os.PathLike[str], format: str = "hdf5") -> 
     """Write every stored payload of a dump into a new or empty folder; the file to look at first is returned.
 
     "hdf5": ``tensors.h5`` with a dataset a tensor, named by its key with "|" for "/", its dtype as an attribute.
-    "npy": numbered files and ``index.json`` that names them. bfloat16, float8 and complex32 are written as unsigned
-    words, with a note that says so. Raises UsageError.
+    "npy": numbered files and ``index.json`` that names them. In both, bfloat16, float8 and complex32 are unsigned
+    words, with a note that says so. "safetensors": ``tensors.safetensors`` with each key as the name; types that the
+    format lacks are raw bytes, told in its metadata. "pt": as "npy", with torch's own types; needs torch. Raises
+    UsageError, Unavailable.
     """
     if format not in FORMATS:
         raise UsageError(f"unknown export format {format!r}: choose one of {', '.join(FORMATS)}")
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UsageError(f"{place} is not an empty folder: choose another one for the export")
+    writer = {"hdf5": _export_hdf5, "npy": _export_npy, "safetensors": _export_safetensors, "pt": _export_pt}[format]
     place.mkdir(parents=True, exist_ok=True)
-    return _export_hdf5(dump, place) if format == "hdf5" else _export_npy(dump, place)
+    return writer(dump, place)
 
 
 def _stored(dump: Dump) -> Iterator[tuple[TensorRecord, Array]]:
@@ -86,6 +91,54 @@ def _export_npy(dump: Dump, folder: Path) -> Path:
     path = folder / "index.json"
     path.write_text(json.dumps(listing, indent=1), "ascii")
     return path
+
+
+def _export_safetensors(dump: Dump, folder: Path) -> Path:
+    """8 bytes of length, a JSON header, then the data; the header needs no payload, so they are read one by one."""
+    codes = {name: code for code, name in SAFETENSORS.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for record in dump.records:
+        if record.tier is Tier.FULL:
+            code, shape = codes.get(record.dtype), list(record.shape)
+            if code is None:
+                header["__metadata__"][str(record.key)] = f"raw bytes of {record.dtype}, shape {shape}"
+                code, shape = "U8", [record.nbytes]
+            places = [offset, offset + record.nbytes]
+            header[str(record.key)] = {"dtype": code, "shape": shape, "data_offsets": places}
+            offset += record.nbytes
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    path = folder / "tensors.safetensors"
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, words in _stored(dump):
+            file.write(np.ascontiguousarray(words).data.cast("B") if words.size else b"")
+    return path
+
+
+def _export_pt(dump: Dump, folder: Path) -> Path:
+    try:
+        torch: Any = importlib.import_module("torch")  # by name: this package works without it
+    except ImportError as error:
+        raise Unavailable("the export format pt needs torch: pip install 'precision-align[torch]'") from error
+    listing: list[dict[str, Any]] = []
+    for number, (record, words) in enumerate(_stored(dump)):
+        name = f"{number:06d}-{_plain_name(record)}.pt"
+        torch.save(_to_torch(torch, words, record.dtype), folder / name)
+        listing.append({"file": name, "key": str(record.key), "dtype": record.dtype, "shape": list(record.shape)})
+    path = folder / "index.json"
+    path.write_text(json.dumps(listing, indent=1), "ascii")
+    return path
+
+
+def _to_torch(torch: Any, words: Array, dtype: str) -> Any:
+    """The tensor of the same bits; of quantized types the integers behind it."""
+    if words.dtype.kind == "u" and words.itemsize > 1:
+        words = words.view(f"<i{words.itemsize}")
+    tensor = torch.from_numpy(np.ascontiguousarray(words).reshape(words.shape))
+    wanted = getattr(torch, dtype)
+    return tensor if dtype.startswith(("qint", "quint")) or tensor.dtype == wanted else tensor.view(wanted)
 
 
 def _plain_name(record: TensorRecord) -> str:

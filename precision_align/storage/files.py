@@ -19,8 +19,8 @@ from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
 from precision_align.storage.compression import read_filtered
 from precision_align.storage.handles import BROKEN, Handles, first_line
-from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, bytes_of
-from precision_align.storage.mapping import Extents
+from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, Release, bytes_of
+from precision_align.storage.mapping import RESIDENT_BYTES, Extents, release_pages
 from precision_align.storage.runs import require_known_schema
 from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
 from precision_align.storage.texts import TextReader, count_keys, decode_keys
@@ -109,7 +109,7 @@ class PartFile:
         if nbytes > self._size:  # a lie that would only fill the memory
             raise DumpDamaged(f"{self.path}: the table `{name}` is larger than the file; record it again")
         table = self._map_table(dataset) if nbytes > _MAPPED_TABLE_BYTES else np.asarray(dataset[...])
-        if self._digest(bytes_of(table)).hex() != self._digests[name]:
+        if self._digest(bytes_of(table), None).hex() != self._digests[name]:
             raise DumpDamaged(f"{self.path}: the table `{name}` was changed after it was written; record it again")
         return table
 
@@ -118,7 +118,7 @@ class PartFile:
         if start is not None:
             with suppress(OSError):  # no room for one more mapping: read it as any other
                 data = self._handles.map(self.path).view(start, dataset.size * dataset.dtype.itemsize)
-                return data.view(dataset.dtype).reshape(dataset.shape)
+                return np.asarray(data.view(dataset.dtype).reshape(dataset.shape))
         return np.asarray(dataset[...])
 
     @cached_property
@@ -154,22 +154,22 @@ class PartFile:
         with self._translating():
             return read_points(self._series, self.texts)
 
-    def payload(self, row: int) -> Array | None:
+    def payload(self, row: int, record: TensorRecord | None = None) -> Array | None:
         """The raw words of one row in their logical shape, hash verified; None where no payload is stored.
 
-        Raises DumpDamaged.
+        ``record``: the row's, where the caller has built it already. Raises DumpDamaged.
         """
         place = self.index[row]
         if not place["flags"] & layout.HAS_PAYLOAD:
             return None
-        record = self.record(row)
+        record = record or self.record(row)
         start, stored = int(place["offset"]), int(place["stored"])
         with self._translating():
             words = _unpack(self._read_bytes(record, start, stored), record, int(place["expanded"]))
         self._verify(row, words, place)
         return words
 
-    def map_payload(self, row: int) -> Array | None:
+    def map_payload(self, row: int, record: TensorRecord | None = None) -> Array | None:
         """The same without a copy, read-only; None where no payload is stored, or not in one plain piece.
 
         The hash is verified when a row is read for the first time. Raises DumpDamaged.
@@ -177,7 +177,7 @@ class PartFile:
         place = self.index[row]
         if not place["flags"] & layout.HAS_PAYLOAD:
             return None
-        record = self.record(row)
+        record = record or self.record(row)
         start, stored = int(place["offset"]), int(place["stored"])
         with self._translating():
             where = self._extents(record).locate(start, stored)
@@ -188,13 +188,14 @@ class PartFile:
             except OSError:  # a file system without mmap, or no room for one more mapping
                 return None
             words = _unpack(data, record, int(place["expanded"]), copy=False)
-        self._verify(row, words, place)
+        # One tensor may be larger than memory: what was hashed is let go of and read again by whoever wants it.
+        self._verify(row, words, place, release_pages if stored > RESIDENT_BYTES // 2 else None)
         return words
 
-    def _verify(self, row: int, words: Array, place: np.void) -> None:
+    def _verify(self, row: int, words: Array, place: np.void, release: Release | None = None) -> None:
         if row in self._verified:
             return
-        if self._digest(words) != place["digest"].tobytes():
+        if self._digest(words, release) != place["digest"].tobytes():
             raise DumpDamaged(f"{self.path}: the payload of {self.keys[row]} does not fit its hash; record it again")
         self._verified.add(row)
 

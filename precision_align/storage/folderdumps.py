@@ -33,6 +33,14 @@ class RankParts:
     points: Sequence[Point]
     notes: Sequence[str]
 
+    @property
+    def remarks(self) -> list[str]:
+        """What was left out on purpose."""
+        keep = self.run.keep if self.run is not None else None
+        if keep is None or not self.parts or not self.parts[0].sequence:
+            return []
+        return [f"only the last {keep} recorded steps were kept: that is how it was recorded"]
+
     @cached_property
     def info(self) -> RunInfo:
         """The run's information, the latest there is."""
@@ -120,7 +128,7 @@ class FolderDump(DumpView):
         """What this dump lacks: gaps, unreadable parts, tensors left out."""
         notes = [*self._notes]
         for rank, info in zip(self._ranks, self.infos):
-            notes += [*rank.notes, *info.notes, *(note for part in rank.parts for note in part.notes)]
+            notes += [*rank.notes, *rank.remarks, *info.notes, *(note for part in rank.parts for note in part.notes)]
         return list(dict.fromkeys(notes))
 
     @cached_property
@@ -157,12 +165,12 @@ class FolderDump(DumpView):
     def stored_words(self, position: int) -> Array | None:
         """The payload at a position, hash verified, or None. Raises DumpDamaged."""
         part, row = self._locate(position)
-        return part.payload(row)
+        return part.payload(row, self._records[position])
 
     def mapped_words(self, position: int) -> Array | None:
         """The payload at a position as a read-only view of its file, or None. Raises DumpDamaged."""
         part, row = self._locate(position)
-        return part.map_payload(row)
+        return part.map_payload(row, self._records[position])
 
     def stored_sketch(self, position: int) -> Array | None:
         """The stored sketch at a position, or None. Raises DumpDamaged."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -29,19 +29,24 @@ _WHOLE_TAG, _FOLDED_TAG = b"pa-whole", b"pa-folded"
 
 _local = threading.local()
 
+Release = Callable[[Array], None]
+Digest = Callable[[Array, Optional[Release]], bytes]
 
-def digest_words(words: Array) -> bytes:
+
+def digest_words(words: Array, release: Release | None = None) -> bytes:
     """The hash of the logical bytes in C order, and of nothing else (neither dtype nor shape): 16 bytes.
 
     Tensors that are equal bit for bit have equal digests however they lie in memory. A broadcast or strided array is
-    read block by block, never copied whole. Only digests of the same kind may be compared.
+    read block by block, never copied whole. ``release`` is told of each block that was read. Only digests of the same
+    kind may be compared.
     """
     if words.size * words.itemsize <= _WHOLE_BYTES:
         data = words if words.flags.c_contiguous else np.ascontiguousarray(words)
         return hashlib.blake2b(bytes_of(data).data, digest_size=DIGEST_BYTES, person=_WHOLE_TAG).digest()
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES, person=_FOLDED_TAG)
     folder = _folder()
-    for block in _iterate_bytes(words, _BLOCKS * BLOCK_BYTES if words.flags.c_contiguous else BLOCK_BYTES):
+    size = _BLOCKS * BLOCK_BYTES if words.flags.c_contiguous else BLOCK_BYTES
+    for block in _iterate_bytes(words, size, release):
         hasher.update(folder.fold(block).astype("<u8", copy=False).data)
     hasher.update((words.size * words.itemsize).to_bytes(8, "little"))
     return hasher.digest()
@@ -54,20 +59,22 @@ def _folder() -> Folder:
     return found
 
 
-def _iterate_bytes(words: Array, size: int) -> Iterable[Array]:
+def _iterate_bytes(words: Array, size: int, release: Release | None) -> Iterable[Array]:
     for block in iterate_blocks(words, size // words.itemsize):
         yield bytes_of(np.ascontiguousarray(block))
+        if release is not None:
+            release(block)
 
 
-def _digest_blake2b(words: Array) -> bytes:
+def _digest_blake2b(words: Array, release: Release | None = None) -> bytes:
     hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for block in _iterate_bytes(words, BLOCK_BYTES):
+    for block in _iterate_bytes(words, BLOCK_BYTES, release):
         hasher.update(block.data)
     return hasher.digest()
 
 
 # What a file's attribute `digest_kind` may say; files without one have the first.
-DIGESTS: dict[str, Callable[[Array], bytes]] = {"blake2b": _digest_blake2b, DIGEST_KIND: digest_words}
+DIGESTS: dict[str, Digest] = {"blake2b": _digest_blake2b, DIGEST_KIND: digest_words}
 
 
 def digest_bytes(data: bytes) -> str:

@@ -3,10 +3,11 @@
 A folder ``rank00000`` a process holds ``step00000012-00000012.part000.h5`` and so on, each written under a name that
 ends in ``.tmp`` and renamed when it is complete, ``run.json``, and ``series.jsonl`` with one line a scalar. In a file:
 ``index`` (one row a tensor, see :mod:`~precision_align.storage.layout`), ``keys`` (their texts, one a line, in the same
-order), ``blob`` (the payloads; in compressed files ``blob1``, ``blob2`` and so on, by the bytes of a word), ``strings`` (one JSON value a line; columns of texts are line numbers), ``calls``,
-``series``, ``sketches`` and ``info``; in the root attributes ``format``, ``schema_version``, ``complete``,
-``sequence``, ``digests`` (of every table; a payload's stands in its row), ``digest_kind`` and ``sketch_kind`` (their
-definitions), and ``distinct`` (no key comes twice). Reading one tensor needs none of our code:
+order), ``blob`` (the payloads; in compressed files ``blob1``, ``blob2`` and so on, by the bytes of a word), ``strings``
+(one JSON value a line; columns of texts are line numbers), ``calls``, ``series``, ``sketches`` and ``info``; in the
+root attributes ``format``, ``schema_version``, ``complete``, ``sequence``, ``digests`` (of every table; a payload's
+stands in its row), ``digest_kind`` and ``sketch_kind`` (their definitions), and ``distinct`` (no key comes twice).
+Reading one tensor needs none of our code:
 
     row = file["index"][file["keys"][:].tobytes().decode().split("\\n").index(key)]
     data = file["blob"][row["offset"] : row["offset"] + row["stored"]]

@@ -38,7 +38,7 @@ class MappedFile:
         """uint8[nbytes], read-only, without a copy. Raises OSError where mapping fails or the file is shorter."""
         self._require(offset, nbytes)
         if not nbytes:
-            return np.zeros(0, dtype=np.uint8)
+            return np.frombuffer(b"", dtype=np.uint8)
         if self._map is None:
             self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
             self._bytes = np.frombuffer(self._map, dtype=np.uint8)
@@ -135,6 +135,6 @@ class Extents:
         if last >= len(self._offsets):
             return None
         found = self._offsets[first : last + 1]
-        if found[0] < 0 or (np.diff(found) != self._chunk).any():
+        if found[0] < 0 or (first != last and (np.diff(found) != self._chunk).any()):
             return None
         return int(found[0]) + start - first * self._chunk

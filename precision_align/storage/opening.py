@@ -6,23 +6,74 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
+from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound, UsageError
 from precision_align.storage import layout
+from precision_align.storage.base import Dump
 from precision_align.storage.files import PartFile
 from precision_align.storage.folderdumps import FolderDump, RankParts
+from precision_align.storage.foreign.folders import find_files, open_files
+from precision_align.storage.foreign.msprobe import find_places, open_msprobe
+from precision_align.storage.foreign.naming import Naming, read_naming
 from precision_align.storage.handles import Handles
 from precision_align.storage.runs import Run, read_run
 from precision_align.storage.series import read_series
 
 
-def open_dump(path: str | os.PathLike[str]) -> FolderDump:
+def open_dump(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[str] | None = None) -> Dump:
     """Open a dump for reading; a context manager.
 
     The parts of all ranks are merged. Parts that are missing or cannot be read are listed in ``notes`` as long as one
-    can be read. Raises DumpNotFound, DumpForeign (a file or folder that this package did not write), DumpDamaged,
-    SchemaTooNew.
+    can be read. Recordings of other tools open too: the folder of an msprobe dump (or of one of its steps or ranks),
+    and .npy, .npz, .pt and .safetensors files, one or a folder of them; ``naming`` says what their tensors are: a
+    pattern such as "{scope}.{role}.{path}", or the path of a TOML file (see
+    :mod:`precision_align.storage.foreign.naming`). Raises DumpNotFound, DumpForeign (nothing here knows the format),
+    DumpDamaged, SchemaTooNew, UsageError (for a naming rule).
     """
     place = Path(path)
+    foreign = _open_foreign(place, naming)
+    if foreign is not None:
+        return foreign
+    if naming is not None:
+        raise UsageError(f"a naming rule is for files of other tools, and {place} holds none that is known")
+    return open_own(place)
+
+
+def open_side(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[str] | None = None) -> Dump:
+    """As :func:`open_dump`, for one of two sides that share a rule: it does not matter to a dump of ours."""
+    foreign = _open_foreign(Path(path), naming)
+    return open_own(Path(path)) if foreign is None else foreign
+
+
+def _open_foreign(place: Path, naming: Naming | str | os.PathLike[str] | None) -> Dump | None:
+    """A recording of another tool, or None where it is a dump of ours or nothing that is known."""
+    rule = None if naming is None else read_naming(naming)
+    try:
+        if place.is_file():
+            files = find_files(place)
+        elif not place.is_dir() or _holds_ours(place):
+            return None
+        else:
+            places = find_places(place)
+            if places:
+                return open_msprobe(place, places)
+            files = find_files(place)
+    except (OSError, ValueError):  # an unreadable folder, or a name that no file can have: told by open_own
+        return None
+    return open_files(place, files, rule) if files else None
+
+
+def _holds_ours(place: Path) -> bool:
+    def is_ours(name: str) -> bool:
+        return name == layout.RUN_FILE or layout.PART_FILE.fullmatch(name) is not None
+
+    children = list(place.iterdir())
+    ranks = [child for child in children if layout.RANK_FOLDER.fullmatch(child.name) and child.is_dir()]
+    inside = (name.name for rank in ranks for name in rank.iterdir())
+    return any(is_ours(child.name) for child in children) or any(is_ours(name) for name in inside)
+
+
+def open_own(place: Path) -> FolderDump:
+    """A dump that this package wrote; as :func:`open_dump`."""
     handles = Handles()
     if not os.path.isdir(place):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)
         part = PartFile(place, handles)
@@ -108,8 +159,6 @@ def _describe_gaps(folder: Path, parts: Sequence[PartFile], broken: Sequence[Dum
     present = {part.sequence: part for part in parts}
     expected = max([run.parts if run else 0, *(number + 1 for number in present)])
     first = min(present, default=0) if run is not None and run.keep is not None else 0
-    if first:
-        notes.append(f"{folder}: only the last {run.keep if run else 0} recorded steps were kept")
     missing = expected - first - len(present)
     if missing > len(broken):
         notes.append(f"{folder}: {missing} of {expected} files are missing{_describe_place(present)}")

@@ -27,8 +27,8 @@ from precision_align.storage.texts import TextWriter, encode_keys
 
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
 _LIBVER = ("v110", "v110")
-# HDF5 takes its own metadata from blocks of this size. One block holds the index of the blob's chunks (8 bytes each), so
-# that nothing comes between two chunks, and a payload that crosses them still lies in one piece.
+# HDF5 takes its own metadata from blocks of this size. One block holds the index of the blob's chunks (8 bytes each),
+# so that nothing comes between two chunks, and a payload that crosses them still lies in one piece.
 META_BLOCK = 1 << 16
 _SMALL_META_BLOCK = 2048  # HDF5's default: a file whose payloads are no whole chunk need not grow by 64 KiB
 # Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 1.5 KB each.
@@ -103,7 +103,12 @@ class Part:
         name = layout.name_blob(itemsize) if codec else "blob"
         if name not in self._blobs and codec:
             self._blobs[name] = Blob(
-                self._folder, self._open, name=name, itemsize=min(itemsize, 8), filters=filter_options(codec), reserve=reserve
+                self._folder,
+                self._open,
+                name=name,
+                itemsize=min(itemsize, 8),
+                filters=filter_options(codec),
+                reserve=reserve,
             )
         elif name not in self._blobs:
             self._blobs[name] = Blob(self._folder, self._open, reserve=reserve)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Optional
 
 from precision_align.core.errors import UsageError
-from precision_align.storage.compression import check_codec
 
 PART_BYTES = 1 << 30
 # The stated cap of host memory for tensors on their way to the disk. 512 MB hold a few layers; a container's share is
@@ -18,6 +17,7 @@ _STAGING_SHARE = 4
 # A collective waits 10 minutes (NCCL, HCCL: 30) for the slowest rank; this leaves room for many waits in one step.
 WAIT_SECONDS = 30.0
 FSYNC = ("never", "step")
+CODECS = ("bitshuffle-lz4", "zstd")
 
 _CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
@@ -32,7 +32,8 @@ class Settings:
     memory limit where that is less); ``wait_seconds``: how long the training may be held up when they do not fit, after
     which sketches are kept instead of payloads until there is room; ``part_bytes``: a file closes beyond this;
     ``reserve_free``: bytes of the file system to leave free; ``keep``: only the last so many recorded steps stay on
-    disk (None: all); ``compress``: of :data:`~precision_align.storage.compression.CODECS`, or None; ``fsync``:
+    disk (None: all); ``compress``: "bitshuffle-lz4", "zstd" (see :mod:`~precision_align.storage.compression`) or None;
+    ``fsync``:
     "never" (survives kill -9) or "step" (each finished file is flushed to the medium: survives a power failure too).
     """
 
@@ -52,7 +53,10 @@ class Settings:
             raise UsageError(f"unknown fsync policy {self.fsync!r}: choose one of {', '.join(FSYNC)}")
         if self.reserve_free < 0 or self.wait_seconds < 0 or (self.queue_bytes or 0) < 0:
             raise UsageError("reserve_free, wait_seconds and queue_bytes cannot be negative")
-        check_codec(self.compress)
+        if self.compress is not None:
+            from precision_align.storage.compression import check_codec  # imports NumPy, which --help does not need
+
+            check_codec(self.compress)
 
     @property
     def staging_bytes(self) -> int:
@@ -84,3 +88,13 @@ def parse_size(text: str) -> int:
     if found is None:
         raise UsageError(f"cannot read the size {text!r}: write it like 20GB, 512MB or 4096")
     return int(float(found[1]) * 1024 ** _POWERS[found[2].lower()])
+
+
+def format_size(count: int) -> str:
+    """ "1.5 GiB" of bytes; the inverse of :func:`parse_size` up to rounding."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -76,7 +76,7 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _describe_dtype(name: str) -> tuple[int, bytes]:
     dtype = find_dtype(name)
     return (dtype.code, dtype.word.encode("ascii")) if dtype else (0, b"")
@@ -94,7 +94,7 @@ def _fit(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (*sizes, *_NO_DIMS[len(sizes) :])[: layout.MAX_DIMS]
 
 
-def read_index(rows: bytes) -> Array:
+def read_index(rows: bytes | bytearray) -> Array:
     """Packed rows as one structured array that may be changed."""
     return np.frombuffer(bytearray(rows), dtype=layout.INDEX)
 

@@ -16,7 +16,7 @@ from precision_align.divergence.locating import find_divergence
 from precision_align.library.loading import Library, load_library
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
-from precision_align.storage.opening import open_dump
+from precision_align.storage.opening import open_side
 from precision_align.training.curves import compare_losses
 
 Side = "Dump | str | os.PathLike[str]"
@@ -29,6 +29,7 @@ def compare(
     rules: Any = None,
     replay: Any = None,
     library: Any = None,
+    naming: Any = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
@@ -37,7 +38,8 @@ def compare(
     is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
-    ``progress``: told (calls judged, calls in all).
+    ``naming``: what the tensors of a side that is files of another tool are (see
+    :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (calls judged, calls in all).
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -46,10 +48,20 @@ def compare(
     if reference is None and replay is None:
         raise UsageError("compare needs a reference dump, or the reference's code with replay=")
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
-    theirs = None if reference is None else _open(reference)
-    ours = _open(candidate)
+    theirs = None if reference is None else _open(reference, naming)
+    ours = _open(candidate, naming)
     findings = find_divergence(Engine(theirs, ours, replay=replay, rules=known), known, progress)
-    return finish(findings, theirs, ours, library)
+    report = finish(findings, theirs, ours, library)
+    return replace(
+        report,
+        reference=name_path(report.reference, reference),
+        candidate=name_path(report.candidate, candidate),
+    )
+
+
+def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
+    """Run information with the path as the caller wrote it: the commands that a report suggests then work from here."""
+    return {**information, "path": os.fspath(side)} if isinstance(side, (str, os.PathLike)) else information
 
 
 def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Any = None) -> Report:
@@ -103,9 +115,9 @@ def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
     return curves
 
 
-def _open(side: Any) -> Dump:
+def _open(side: Any, naming: Any = None) -> Dump:
     if isinstance(side, (str, os.PathLike)):
-        return open_dump(side)
+        return open_side(side, naming)
     if hasattr(side, "records") and hasattr(side, "payload"):
         dump: Dump = side
         return dump

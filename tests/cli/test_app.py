@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from precision_align import __version__
 from precision_align.cli import app
-from precision_align.cli.failures import phrase_error, recognize
+from precision_align.cli.failures import is_full, phrase_error, recognize
 from precision_align.cli.parsers import suggest
 from precision_align.core import errors
 from precision_align.reporting.languages import TEXTS, detect_language, say
@@ -230,3 +231,82 @@ def test_main_returns_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert app.main(["--version"]) == 0
     assert app.main(["show", "--help"]) == 0
     assert capsys.readouterr().out.startswith("precision-align ")
+
+
+def test_code_of_the_user_that_leaves_decides_no_status(command: Any) -> None:
+    for call, shown in (
+        ("sys.exit(0)", "sys.exit(0)"),
+        ("sys.exit()", "sys.exit()"),
+        ("sys.exit('x')", "sys.exit('x')"),
+    ):
+        code = (
+            "import sys; from precision_align.cli import app, report; "
+            f"report.run = lambda arguments: {call}; sys.exit(app.main(['report', 'x', '--lang', 'en']))"
+        )
+        outcome = command.launch([sys.executable, "-c", code], (), {})
+        assert (outcome.status, outcome.out) == (2, "")
+        assert f"ended the program ({shown}): there is no result" in outcome.err
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["--help", "--version", "report r.json", "report r.json --json", "doctor"])
+def test_full_stdout(command: Any, findings: ModuleType, words: str) -> None:
+    findings.make_diverged().save(command.folder / "r.json")
+    program = ["bash", "-c", f'"$0" -m precision_align {words} > {FULL}', sys.executable]
+    outcome = command.launch(program, (), {"LANG": "C.UTF-8"})
+    assert outcome.status == 3
+    assert outcome.err == "error [PA210] cannot write to stdout: no space left on device\n"
+    chinese = command.launch(program, (), {"LANG": "zh_CN.UTF-8"})
+    assert chinese.err.startswith("错误 [PA210] 磁盘已满：无法写入标准输出：")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("where", [f"2>{FULL}", "2>&-"])
+def test_stderr_that_takes_nothing_changes_no_status(command: Any, where: str) -> None:
+    outcome = command.launch(["bash", "-c", f'"$0" -m precision_align show nothing {where}', sys.executable], (), {})
+    assert (outcome.status, outcome.out, outcome.err) == (3, "", "")
+
+
+def test_closed_stdout_changes_no_status(command: Any) -> None:
+    outcome = command.launch(["bash", "-c", '"$0" -m precision_align --version >&-', sys.executable], (), {})
+    assert (outcome.status, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_a_path_that_is_nearly_right(command: Any, findings: ModuleType) -> None:
+    findings.make_aligned().save(command.folder / "result.json")
+    (command.folder / "runs").mkdir()
+    (command.folder / "runs" / "candidate").mkdir()
+    assert "Did you mean 'result.json'?" in command("report", "resutl.json").err
+    assert "Did you mean 'runs/candidate'?" in command("show", "runs/candidat").err
+    assert "是否想输入 'runs/candidate'？" in command("show", "runs/candidat", "--lang", "zh").err
+    far = command("show", "qqqq").err
+    assert far.startswith("error [PA201] there is no dump at qqqq; 'precision-align capture -o DUMP -- train.py'")
+    chinese = command("show", "qqqq", "--lang", "zh").err
+    assert chinese.startswith("错误 [PA201] 路径不存在：qqqq 处没有转储。建议：")
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (
+            RuntimeError("Unable to flush (file write failed: errno = 28, error message = 'No space left on device')"),
+            True,
+        ),
+        (OSError("24576 requested and 10208 written"), True),
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (RuntimeError("errno = 285"), False),
+        (ValueError("no"), False),
+    ],
+)
+def test_full_disks_are_recognized(error: Exception, full: bool) -> None:
+    assert is_full(error) is full
+    outer = RuntimeError("flush failed")
+    outer.__context__ = error
+    assert is_full(outer) is full
+    known = recognize(outer)
+    assert (known is not None and known.code == "PA210") is full

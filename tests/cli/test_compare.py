@@ -83,10 +83,6 @@ def raises():
 
 def needs(x):
     return x
-
-class Model(__import__("torch").nn.Module):
-    def forward(self, x):
-        sys.exit(0)
 """
 
 
@@ -117,10 +113,15 @@ def test_replay_code_that_leaves_is_wrong_use(command: Any, runs: Any, target: s
         assert said in outcome.err
 
 
-def test_a_reference_whose_forward_leaves_gives_no_verdict(command: Any, runs: Any) -> None:
-    (command.folder / "rp.py").write_text(REPLAY_CODE, encoding="utf-8")
-    outcome = command("compare", runs / "reference", runs / "reference", "--replay", "rp:Model", "-o", "r.json")
-    assert outcome.status != ALIGNED or json.loads((command.folder / "r.json").read_text())["verdict"] == "aligned"
+@pytest.mark.parametrize("code", ["0", "None"])
+def test_a_replacement_that_leaves_is_no_pass(command: Any, code: str) -> None:
+    pytest.importorskip("torch")
+    (command.folder / "imported.py").write_text(f"raise SystemExit({code})\n", encoding="utf-8")
+    (command.folder / "called.py").write_text(f"def norm(**_):\n    raise SystemExit({code})\n", encoding="utf-8")
+    for module, status in (("imported", 2), ("called", 1)):
+        words = "case", "run", "rms_norm/plain", "--forward-only", "--replacement", f"{module}:norm"
+        outcome = command(*words, PYTHONPATH=str(command.folder))
+        assert outcome.status == status, outcome
 
 
 def test_an_interrupted_run_says_so_in_the_verdict(command: Any, runs: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import h5py
@@ -12,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from precision_align.cli import app
 from precision_align.cli.show import format_ranges
+from precision_align.storage import exports
 
 FORWARD = "0/0/0/module/1/0/first//0/forward/output/"
 
@@ -138,3 +143,40 @@ def test_truncated_dump(command: Any, runs: Any) -> None:
     outcome = command("show", parts[0])
     assert (outcome.status, outcome.out) == (3, "")
     assert outcome.err.startswith("error [PA202] ")
+
+
+@pytest.mark.parametrize("format_", ["h5", "npy"])
+def test_export_to_a_full_disk(command: Any, runs: Any, format_: str) -> None:
+    disk = command.folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        outcome = command("show", runs / "reference", "--export", "disk/out", "--format", format_)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert (outcome.status, outcome.out) == (3, "")
+    assert outcome.err.startswith("error [PA210] disk/out: no space left to write the export")
+    assert outcome.err.count("\n") == 1
+
+
+def test_export_where_nothing_can_be_made(command: Any, runs: Any) -> None:
+    (command.folder / "file").write_text("", encoding="utf-8")
+    outcome = command("show", runs / "reference", "--export", "file/out")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "cannot write the export (Not a directory)" in outcome.err
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.ENOSPC, "full"), RuntimeError("errno = 28, error message")])
+def test_export_that_runs_out_of_space(
+    runs: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr(exports, "export", fail)
+    for name in ("excepthook", "unraisablehook"):  # show changes them for the rest of its process
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    assert app.main(["show", str(runs / "reference"), "--export", str(tmp_path / "out"), "--lang", "en"]) == 3
+    assert "[PA210]" in capsys.readouterr().err

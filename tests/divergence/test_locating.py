@@ -101,7 +101,7 @@ def test_warnings_alone_are_aligned_with_a_note():
 
 def test_inconclusive_records_before_the_first_limit_the_claim():
     rows = [row("a", Status.INCONCLUSIVE), row("b", Status.FAIL), row("c", Status.INCONCLUSIVE), ROOT]
-    assert any("1 records before the first divergence" in note for note in find(*rows).notes)
+    assert any("1 record before the first divergence" in note for note in find(*rows).notes)
     assert not any("before the first" in note for note in find(*rows[1:]).notes)
     assert any("2 records in all" in note for note in find(rows[0], rows[2], ROOT).notes)
 
@@ -162,3 +162,18 @@ def test_verdict_frontier_and_coverage_agree(drawn):
     assert total == len(rows)
     unjudged = sum(item.status in (Status.INCONCLUSIVE, Status.MISSING) for item in rows)
     assert sum(part.judged for part in found.coverage.values()) == len(rows) - unjudged
+
+
+def test_no_verdict_says_why_in_its_first_note():
+    nothing = find(row("", Status.INCONCLUSIVE, note="x"), notes=["a"])
+    assert nothing.notes[:2] == ["no output of the model and no optimizer step could be judged", "a"]
+    far = {"raw_over_max": 0.5}
+    hidden = row("b", Status.INCONCLUSIVE, metrics=far, note="no replay of it")
+    found = find(row("a"), hidden, row("", Status.PROPAGATED, metrics=far), notes=["a"])
+    assert found.verdict == Verdict.NOT_COMPARABLE
+    assert found.notes[0].startswith(
+        "the runs differ, and what may be the cause could not be judged: 1 in all, first b, forward, step 0 "
+        "(no replay of it)"
+    )
+    cut_off = Comparison([row("a"), ROOT], ["candidate: it was stopped"], True, frozenset({""}), interrupted=True)
+    assert (locate(cut_off).verdict, locate(cut_off).notes[0]) == (Verdict.NOT_COMPARABLE, "candidate: it was stopped")

@@ -17,7 +17,7 @@ from precision_align.numerics import kernels
 from precision_align.numerics.blocked import BLOCK, add_arrays
 from precision_align.numerics.compiled import load_compiled
 from precision_align.numerics.kernels import choose_kernel, kernel_name
-from precision_align.numerics.metrics import measure_words, tally_words
+from precision_align.numerics.metrics import measure, measure_words, tally_words
 from precision_align.numerics.pairs import SPAN
 from precision_align.numerics.tallies import COUNTS, NUMBERS, SUMS, Tally
 
@@ -328,6 +328,18 @@ def test_any_float32(kernel, pairs):
     values = np.array(pairs, np.float32).reshape(-1, 2)
     actual, expected = np.ascontiguousarray(values[:, 0]), np.ascontiguousarray(values[:, 1])
     check(tally_of(kernel, actual, expected, "float32"), plain(actual, expected))
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "longlong", ">f8", ">i2", "clongdouble"])
+def test_types_that_the_table_lacks(dtype):
+    found = measure(np.array([1, 2, 3], dtype), np.array([1, 2, 5], dtype))
+    assert (found.max_abs, found.worst_index) == (2.0, 2)
+
+
+@pytest.mark.parametrize("values", [["a"], [None], np.array(["2020-01-01"], "M8[D]")])
+def test_what_is_no_number_is_refused(values):
+    with pytest.raises(TypeError, match="not compared"):
+        measure(np.array(values), np.array(values))
 
 
 def test_choice_by_environment(monkeypatch):

@@ -32,8 +32,8 @@ def plain_sketch(values: Array) -> Array:
 
 
 def test_bucket_counts() -> None:
-    sizes = [0, 1, 508 * 1024 - 1, 508 * 1024, 1 << 20, 1016 * 2048 - 1, 1016 * 2048, 1 << 30]
-    assert [count_buckets(size) for size in sizes] == [127, 127, 127, 254, 508, 508, 1016, 1016]
+    sizes = [0, 1, 254 * 4096 - 1, 254 * 4096, 1 << 20, 1016 * 4096 - 1, 1016 * 4096, 1 << 30]
+    assert [count_buckets(size) for size in sizes] == [127, 127, 127, 254, 254, 508, 1016, 1016]
 
 
 SIGNS = (
@@ -53,7 +53,7 @@ def test_signs_never_change(which: int) -> None:
     assert np.array_equal(signs[period : 2 * period], signs[:period])
 
 
-@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 5000, 65024, 70001, 600000])
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 5000, 65024, 70001, 600000, 1_100_000])
 def test_against_the_definition(size: int) -> None:
     values = np.random.default_rng(size).integers(-1000, 1000, size).astype(np.float64)
     assert np.array_equal(sketch(values, F8), plain_sketch(values))
@@ -125,12 +125,12 @@ CHANGES: dict[str, Callable[[Array, np.random.Generator], Array]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", CHANGES)
 def test_distance_is_true_within_ten_percent(name: str, seed: int) -> None:
-    """k = 508: one standard deviation of the ratio is about 3 %, and these seeds are fixed."""
+    """k = 1016: one standard deviation of the ratio is about 3 %, and these seeds are fixed."""
     generator = np.random.default_rng(seed)
-    x = generator.standard_normal((1024, 1024))
+    x = generator.standard_normal((2048, 2048))
     y = np.ascontiguousarray(CHANGES[name](x, generator))
     truth = float(np.linalg.norm(x - y) / np.linalg.norm(x))
     assert relative_distance(sketch(x, F8), sketch(y, F8)) == pytest.approx(truth, rel=0.10)

@@ -95,9 +95,9 @@ def test_own_gradient_totals_are_recorded_beside_the_forced_ones(new_sink):
 
 def test_forcing_a_model_from_itself_changes_nothing(kind, run_training, new_sink):
     first, second = new_sink(), new_sink()
-    plain, model, _ = run_training(kind, lambda model, optimizer: capture(model, None, sink=first, optimizer=optimizer))
+    _, model, _ = run_training(kind, lambda model, optimizer: capture(model, None, sink=first, optimizer=optimizer))
     reference = first.dump()
-    forced, same, recorder = run_training(
+    _, same, recorder = run_training(
         kind, lambda model, optimizer: capture(model, None, sink=second, optimizer=optimizer, force=reference)
     )
     for left, right in zip(model.state_dict().values(), same.state_dict().values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -91,11 +92,10 @@ def test_two_runs_with_one_budget_keep_the_same_tensors(record):
     payload=st.dictionaries(st.text(max_size=8), st.sampled_from([str(t) for t in Tier]), max_size=4),
     steps=st.none() | st.just("3,10-12"),
     default=st.sampled_from([str(t) for t in Tier]),
-    suffix=st.sampled_from([".toml", ".json"]),
+    suffix=st.sampled_from([".json", ".toml"] if importlib.util.find_spec("tomllib") else [".json"]),
 )
 def test_zoom_plans_read_back_equal(payload, steps, default, suffix, tmp_path_factory):
     if suffix == ".toml":
-        pytest.importorskip("tomllib")
         payload = {glob.encode("utf-8", "ignore").decode(): tier for glob, tier in payload.items()}
     path = tmp_path_factory.getbasetemp() / f"plan{suffix}"
     plan = ZoomPlan(payload, default, steps)

@@ -188,7 +188,8 @@ def test_modes_of_the_users_own_still_see_what_they_would(sink):
             self.names = []
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.names.append(str(func))
+            if func is not torch.ops.aten.detach.default:  # torch 2.1 adds some wherever two modes are nested
+                self.names.append(str(func))
             return func(*args, **(kwargs or {}))
 
     model, x = Outer(), torch.randn(2, 3, requires_grad=True)

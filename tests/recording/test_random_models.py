@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from precision_align.recording.gradients import graph_task
 from precision_align.recording.session import capture
 
 pytestmark = [
@@ -154,6 +155,67 @@ def test_any_model(plan, low, new_sink):
     assert all(not c.error for c in dump.calls if c.pass_ == "first")
     if not error:
         check_shares(dump, low)
+
+
+ALL = ("modules", "gradients", "parameters", "optimizer", "functions", "operators")
+
+
+def watch(model, kept):
+    """Hooks of the test's own: copies of what goes in and comes out, by scope and call."""
+
+    def copy(value):
+        return [leaf.detach().clone() for leaf in leaves(value)]
+
+    def enter(scope, args):
+        if graph_task() == -1:
+            kept[scope].append([copy(args)])
+
+    def leave(scope, output):
+        if graph_task() == -1:
+            kept[scope][-1].append(copy(output))
+
+    for scope, module in model.named_modules():
+        module.register_forward_pre_hook(lambda m, args, s=scope: enter(s, args))
+        module.register_forward_hook(lambda m, args, output, s=scope: leave(s, output))
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else []
+    return [leaf for item in items for leaf in leaves(item)]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plan=plans, low=st.booleans())
+def test_every_source_at_once_changes_nothing_and_every_tensor_reads_back_bit_exact(plan, low, new_sink):
+    sink, kept = new_sink(), defaultdict(list)
+    plain, error = run(plan, low, None)
+
+    def session(model, optimizer):
+        watch(model, kept)
+        return capture(model, None, sink=sink, optimizer=optimizer, sources=ALL)
+
+    watched, same_error = run(plan, low, session)
+    assert (error, len(plain)) == (same_error, len(watched))
+    for left, right in zip(plain, watched):
+        assert torch.equal(left.contiguous().view(-1).view(torch.uint8), right.contiguous().view(-1).view(torch.uint8))
+    dump = sink.dump()
+    assert not [note for note in dump.notes if "not recorded" in note]
+    assert len({r.key for r in dump.records}) == len(dump.records) == len(sink._entries)
+    found = defaultdict(list)
+    for record in dump.records:
+        key = record.key
+        wanted = key.source == "module" and key.role in ("input", "output") and key.pass_ == "first"
+        if wanted and not key.path.startswith(("written", "kwargs")):
+            found[key.step, key.scope, key.call, str(key.role)].append(dump.payload(key))
+    calls = {scope: sorted(n for n in found if n[1] == scope and n[3] == "output") for scope in kept}
+    for scope, expected in kept.items():
+        assert error or len(calls[scope]) == len(expected)
+        for (step, _, call, _), pair in zip(calls[scope], expected):
+            for role, tensors in zip(("input", "output"), pair):
+                words = [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
+                assert [array.tobytes() for array in found[step, scope, call, role]] == words
 
 
 def check_shares(dump, low):

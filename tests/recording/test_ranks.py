@@ -83,6 +83,7 @@ SHARDED = """
     model = Passing()
     with capture(model, "tensors"):
         model(distribute_tensor(whole, mesh, [Shard(0)]))
+    distributed.barrier()
     distributed.destroy_process_group()
 """
 
@@ -124,6 +125,8 @@ DYING = """
     rank = int(os.environ["RANK"])
     torch.manual_seed(rank)
     model = nn.Linear(64, 64)
+    with capture(model, "some", ranks="1,3") as recorder:
+        model(torch.ones(1, 64))
     with capture(model, "dump") as recorder:
         for step in range(4):
             with recorder.step():
@@ -141,6 +144,7 @@ def test_a_rank_that_dies_leaves_whole_files_and_the_others_are_complete(tmp_pat
     assert done.returncode != 0
     dump = open_dump(tmp_path / "dump")
     assert dump.ranks == [0, 1, 2, 3]
+    assert open_dump(tmp_path / "some").ranks == [1, 3]
     steps = {rank: {r.key.step for r in dump.records if r.key.rank == rank} for rank in range(4)}
     assert {0, 1} <= steps[2] <= {0, 1, 2}  # the last finished step is written in the background
     assert steps[0] == steps[1] == steps[3] == {0, 1, 2, 3}

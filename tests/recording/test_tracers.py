@@ -53,6 +53,28 @@ def test_compiled_code_is_left_alone_and_said_so(record):
     assert any("compiled" in note for note in dump.notes)
 
 
+def test_compiled_code_under_the_operator_source_gives_the_same_and_a_note(record):
+    if torch.__version__ < "2.3":
+        pytest.skip("torch.compiler.is_compiling came with torch 2.3")
+    torch._dynamo.reset()
+    model = small()
+    compiled = torch.compile(model, backend="eager")
+    x = torch.ones(2, 3)
+    plain, kept = compiled(x), []
+    dump = record(model, lambda recorder: kept.append(compiled(x)), sources=("operators", "functions"))
+    assert torch.equal(kept[0], plain)
+    assert any("eagerly" in note for note in dump.notes)
+    assert any(r.key.op == "aten.addmm.default" for r in dump.records)
+    torch._dynamo.reset()
+
+
+def test_a_fused_inference_path_that_hooks_switch_off_is_said(record):
+    model = nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0, batch_first=True)
+    x = torch.randn(1, 2, 4)
+    assert not [n for n in record(model.train(), lambda recorder: model(x)).notes if "fused" in n]
+    assert [n for n in record(model.eval(), lambda recorder: model(x)).notes if "fused" in n]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_submodules_are_skipped_with_a_note(record):
     model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Tanh()))

@@ -113,6 +113,9 @@ def test_worst_result_of_a_case_is_shown() -> None:
     results = [{"case": "a", "status": status, "note": status} for status in ("pass", "fail", "pass")]
     row = describe_mapping({"op": "x", "cases": ["a"], "results": results})
     assert [(case.name, case.status, case.failed) for case in row.cases] == [("a", "fail", True)]
+    assert row.cases[0].note == "fail (1 of 3 results fail)"
+    (single,) = describe_mapping({"op": "x", "cases": ["a"], "results": results[1:2]}).cases
+    assert single.note == "fail"
 
 
 def test_runs_are_compared_field_by_field() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from precision_align.core.errors import UsageError
 from precision_align.core.records import RunInfo
@@ -75,3 +76,26 @@ def test_a_used_folder_or_an_unknown_format_is_refused(tmp_path: Path, drafts: l
     with pytest.raises(UsageError, match="unknown export format 'parquet'"):
         export(dump, tmp_path / "out", "parquet")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+def test_formats_that_know_the_types_of_torch(tmp_path: Path, make_draft: Any, make_words: Any, kind: str) -> None:
+    """Written, and read back by our own readers of foreign files and by torch itself."""
+    sink = MemorySink(RunInfo("run-1", "", 0, 1, "cpu"))
+    names = ["float32", "bfloat16", "float8_e4m3fn", "bool", "int64", "complex128"]
+    given = {name: make_words(name, (2, 3) if name != "bool" else (0, 3), seed) for seed, name in enumerate(names)}
+    for call, (name, words) in enumerate(given.items()):
+        sink.put(make_draft(words, name, key={"call": call}, order=call))
+    export(sink.dump(), tmp_path / "out", kind)
+    with open_dump(tmp_path / "out") as dump:
+        found = {record.dtype: record for record in dump.records}
+        for name in names[:-1]:
+            assert dump.payload(found[name].key).tobytes() == given[name].tobytes()
+        if kind == "pt":
+            assert dump.payload(found["complex128"].key).tobytes() == given["complex128"].tobytes()
+            (first,) = (tmp_path / "out").glob("000001-*.pt")
+            loaded = torch.load(first, weights_only=True)
+            assert loaded.dtype is torch.bfloat16
+            assert loaded.view(torch.int16).numpy().tobytes() == given["bfloat16"].tobytes()
+        else:
+            assert dump.payload(found["uint8"].key).tobytes() == given["complex128"].tobytes()

@@ -37,7 +37,11 @@ TENSORS: dict[str, torch.Tensor] = {
 
 def words_of(tensor: torch.Tensor) -> bytes:
     plain = tensor.detach().contiguous()
-    return plain.view(torch.uint8).numpy().tobytes() if plain.dim() else plain.reshape(1).view(torch.uint8).numpy().tobytes()
+    return (
+        plain.view(torch.uint8).numpy().tobytes()
+        if plain.dim()
+        else plain.reshape(1).view(torch.uint8).numpy().tobytes()
+    )
 
 
 def by_path(dump: Any) -> dict[str, Any]:
@@ -157,7 +161,13 @@ def test_a_folder_of_arrays_with_a_rule(tmp_path: Path) -> None:
     with pytest.raises(DumpForeign, match="fits the naming rule"):
         open_dump(tmp_path / "d", "nothing/{scope}")
     with open_dump(tmp_path / "d") as dump:  # without a rule: outputs of scopes of their names
-        assert {record.key.scope for record in dump.records} == {"s3.net.fc1-in", "s3.net.fc1-out", "s4.net.fc1-in", "s4.net.fc1-out", "other.a"}
+        assert {record.key.scope for record in dump.records} == {
+            "s3.net.fc1-in",
+            "s3.net.fc1-out",
+            "s4.net.fc1-in",
+            "s4.net.fc1-out",
+            "other.a",
+        }
 
 
 @pytest.mark.parametrize(
@@ -179,7 +189,13 @@ def test_a_rule_file_that_makes_no_sense(tmp_path: Path) -> None:
 def test_names_to_keys() -> None:
     key = Naming("{scope}.{phase}.{call}.{role}.{path}").read("net.fc1.backward.2.grad.output.0")
     assert key is not None
-    assert (key.scope, key.phase, key.call, key.role, key.path) == ("net.fc1", Phase.BACKWARD, 2, Role.GRADIENT, "output.0")
+    assert (key.scope, key.phase, key.call, key.role, key.path) == (
+        "net.fc1",
+        Phase.BACKWARD,
+        2,
+        Role.GRADIENT,
+        "output.0",
+    )
     assert Naming("{scope}.{role}").read("net.nonsense") is None
 
 
@@ -198,8 +214,18 @@ def write_msprobe(folder: Path, scale: float = 1.0, *, tensors: bool = True) -> 
 
     def tensor(name: str, factor: float = 1.0) -> dict[str, Any]:
         value = torch.randn(2, 3, generator=generator) * factor
-        entry: dict[str, Any] = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 3], "requires_grad": True}
-        entry |= {"Max": float(value.max()), "Min": float(value.min()), "Mean": float(value.mean()), "Norm": float(value.norm())}
+        entry: dict[str, Any] = {
+            "type": "torch.Tensor",
+            "dtype": "torch.float32",
+            "shape": [2, 3],
+            "requires_grad": True,
+        }
+        entry |= {
+            "Max": float(value.max()),
+            "Min": float(value.min()),
+            "Mean": float(value.mean()),
+            "Norm": float(value.norm()),
+        }
         if tensors:
             torch.save(value, rank / "dump_tensor_data" / f"{name}.pt")
             entry["data_name"] = f"{name}.pt"
@@ -216,13 +242,23 @@ def write_msprobe(folder: Path, scale: float = 1.0, *, tensors: bool = True) -> 
     forward("Module.block.fc1.Linear.forward.0")
     forward("Module.block.fc2.Linear.forward.0", scale, mask=None)
     forward("Module.block.Block.forward.0", scale)
-    data["Module.block.fc2.Linear.parameters_grad.0"] = {"weight": [tensor("Module.block.fc2.Linear.parameters_grad.0.weight")]}
+    data["Module.block.fc2.Linear.parameters_grad.0"] = {
+        "weight": [tensor("Module.block.fc2.Linear.parameters_grad.0.weight")]
+    }
     name = "Module.block.fc2.Linear.backward.0"
     data[name] = {"input": [tensor(f"{name}.input.0")], "output": [None, tensor(f"{name}.output.1")]}
-    data["Functional.relu.0.forward"] = {"input_args": [tensor("Functional.relu.0.forward.input.0")], "input_kwargs": {}, "output": []}
+    data["Functional.relu.0.forward"] = {
+        "input_args": [tensor("Functional.relu.0.forward.input.0")],
+        "input_kwargs": {},
+        "output": [],
+    }
     content = {"task": "tensor", "level": "L0", "framework": "pytorch", "dump_data_dir": "/gone", "data": data}
     (rank / "dump.json").write_text(json.dumps(content))
-    parents = {"Module.block.fc1.Linear.forward.0": "Module.block.Block.forward.0", "Module.block.fc2.Linear.forward.0": "Module.block.Block.forward.0", "Module.block.Block.forward.0": None}
+    parents = {
+        "Module.block.fc1.Linear.forward.0": "Module.block.Block.forward.0",
+        "Module.block.fc2.Linear.forward.0": "Module.block.Block.forward.0",
+        "Module.block.Block.forward.0": None,
+    }
     (rank / "construct.json").write_text(json.dumps(parents))
 
 

@@ -124,11 +124,21 @@ def test_what_was_computed_on_the_device_is_kept(make_draft: Any) -> None:
     assert Finisher().finish(draft).record.digest == b""
 
 
-BASE = np.random.default_rng(0).standard_normal(3 * 4096 + 5).astype(np.float32)  # 49 KB: 48 rows of 128 lanes and a bit
+BASE = np.random.default_rng(0).standard_normal(3 * 4096 + 5).astype(np.float32)  # 48 rows of 128 lanes and a bit
 
 
 def changed_arrays() -> Iterator[Array]:
     """Thousands of arrays that differ from each other in the ways in which tensors do."""
+    yield from flipped_arrays()
+    yield from (np.roll(BASE, shift) for shift in range(1, 600))
+    yield from (BASE[:length] for length in range(2100, BASE.size, 7))
+    yield from (np.zeros(length, np.float32) for length in range(2100, BASE.size, 11))
+    for value in (1.0, -1.0, 2.0, 1e-45, np.inf, np.nan, -0.0):
+        yield np.full(BASE.size, value, np.float32)
+    yield from permuted_arrays()
+
+
+def flipped_arrays() -> Iterator[Array]:
     bits = BASE.view(np.uint32)
     for position in range(0, BASE.size, 41):
         for bit in (0, 22, 23, 30, 31):
@@ -137,14 +147,9 @@ def changed_arrays() -> Iterator[Array]:
     for row in range(40):  # two signs in one lane, in neighbour lanes, in the two halves of one word
         for other in (lane_step, 2 * lane_step, 1, 2, lane_step + 1):
             yield flip(bits, [(row * lane_step, 31), (row * lane_step + other, 31)])
-    for shift in range(1, 600):
-        yield np.roll(BASE, shift)
-    for length in range(2100, BASE.size, 7):
-        yield BASE[:length]
-    for length in range(2100, BASE.size, 11):
-        yield np.zeros(length, np.float32)
-    for value in (1.0, -1.0, 2.0, 1e-45, np.inf, np.nan, -0.0):
-        yield np.full(BASE.size, value, np.float32)
+
+
+def permuted_arrays() -> Iterator[Array]:
     rows = BASE[: 48 * 256].reshape(48, 256)
     for seed in range(300):
         generator = np.random.default_rng(seed)

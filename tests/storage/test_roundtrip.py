@@ -252,7 +252,12 @@ def test_run_information_comes_back_exactly(info: RunInfo) -> None:
     with tempfile.TemporaryDirectory() as folder:
         sink = Hdf5Sink(Path(folder) / "d", info)
         key = Key(0, 0, 0, Source.MODULE, "", 0, Pass.FIRST, "", 0, Phase.FORWARD, Role.OUTPUT, "")
-        sink.put(Draft(TensorRecord(key, "float32", (), (), "strided", "cpu", False, 0, Tier.FULL), np.float32([1])[0:1].reshape(())))
+        sink.put(
+            Draft(
+                TensorRecord(key, "float32", (), (), "strided", "cpu", False, 0, Tier.FULL),
+                np.ones((), np.float32),
+            )
+        )
         sink.close(info)
         assert same(vars(open_dump(Path(folder) / "d").info), vars(info))
         (part,) = (Path(folder) / "d").glob("rank*/*.h5")

@@ -70,7 +70,7 @@ def test_the_golden_of_an_operator_sees_more(dtype: torch.dtype, error: float) -
     pa.assert_aligned(reordered, right, op="rms_norm", inputs=inputs)
     wrong = (right.double() * (1 + error)).to(dtype)
     pa.assert_aligned(wrong, right, dtype="bfloat16")  # raw: below what the dtype may be off by
-    with pytest.raises(AssertionError, match="rms_norm|float64|shifted|bound|larger"):
+    with pytest.raises(AssertionError, match=r"float64|shifted|larger"):
         pa.assert_aligned(wrong, right, op="rms_norm", inputs=inputs)
 
 

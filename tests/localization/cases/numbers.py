@@ -67,8 +67,21 @@ _register(
     lambda x: ((x * 30000) * 4).tanh() * 0 + (x * 60000) / (x * 60000),
     dtype=torch.float16,
 )
-_register("both_overflow", lambda x: x * 1e6, lambda x: (x.float() * 1e6).half(), first=None, dtype=torch.float16, verdict="not comparable")
-_register("nan_in_both", lambda x: (x - 0.5).sqrt(), lambda x: torch.exp(0.5 * (x - 0.5).log()), first=None, verdict="not comparable")
+_register(
+    "both_overflow",
+    lambda x: x * 1e6,
+    lambda x: (x.float() * 1e6).half(),
+    first=None,
+    dtype=torch.float16,
+    verdict="not comparable",
+)
+_register(
+    "nan_in_both",
+    lambda x: (x - 0.5).sqrt(),
+    lambda x: torch.exp(0.5 * (x - 0.5).log()),
+    first=None,
+    verdict="not comparable",
+)
 _register(
     "truncating_store",
     lambda x: (x.float() * 1.7).bfloat16(),

@@ -4,7 +4,8 @@ const root = document.documentElement;
 const byId = (id) => document.getElementById(id);
 
 function say(key, values = {}) {
-  const text = data.texts[root.dataset.lang][key] ?? key;
+  const texts = data.texts[root.dataset.lang];
+  const text = (values.count === "1" && texts[`${key}.one`]) || (texts[key] ?? key);
   return text.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
 }
 

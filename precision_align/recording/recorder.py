@@ -1,0 +1,301 @@
+"""The running session: steps, calls, backward passes and optimizer steps as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Optional
+
+import torch
+
+from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.records import Point, RunInfo
+from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.calls import CallRecorder
+from precision_align.recording.crew import Setup, gather_crew
+from precision_align.recording.gradients import Ledger
+from precision_align.recording.hooks import Hooks
+from precision_align.recording.losses import listening
+from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper
+from precision_align.recording.parameters import ParameterRecorder
+from precision_align.recording.passes import PassRecorder
+from precision_align.recording.points import check_saved, read_number
+from precision_align.recording.series import Series
+from precision_align.recording.silence import NOTHING_CALLED, describe_silent
+from precision_align.recording.tape import Place, Tape
+
+
+class Recorder:
+    """A running session. ``notes``: what was not recorded so far, and why.
+
+    Where ``step()`` is not used, each outermost forward of the model is a step (where only its parts are called, each
+    backward pass ends one); with ``accumulates`` all forwards up to
+    an optimizer's step are micro-batches of one (a loop that has a backward pass but no known optimizer yet counts as
+    accumulating).
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tape: Tape,
+        info: RunInfo,
+        optimizers: Sequence[Any],
+        accumulates: bool = False,
+        setup: Optional[Setup] = None,
+    ) -> None:
+        self._accumulates = accumulates
+        self._model, self._tape, self._info = model, tape, info
+        self._ledger = Ledger(tape)
+        self._calls = CallRecorder(tape, self._ledger)
+        self._parameters = ParameterRecorder(tape, model)
+        self._given_optimizers, self._optimizers = list(optimizers), list[OptimizerRecorder]()
+        self._unwrapped: list[OptimizerRecorder] = []
+        self._series = Series()
+        self._hooks = Hooks(self._enter, self._leave, tape.note)
+        self._cleanup = ExitStack()
+        self._open = self._closed = self._explicit = self._step_open = False
+        self._num_steps = 0
+        self._stepped = False
+        self._forcer = None if setup is None else setup.forcer
+        self._calls.forcer = self._forcer
+        self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup())
+        self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
+        self._begun: set[int] = set()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was not recorded so far, and why."""
+        return tuple(self._tape.notes)
+
+    @property
+    def num_records(self) -> int:
+        """How many tensors were recorded so far."""
+        return self._tape.num_records
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were begun so far, recorded or not."""
+        return self._num_steps
+
+    def __enter__(self) -> Recorder:
+        if self._open or self._closed:
+            raise UsageError("a session is entered once: call capture(...) again for another")
+        self._open = True
+        try:
+            self._start()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        self._crew.start(self._cleanup)
+        self._cleanup.enter_context(listening(self._passes))
+        self._cleanup.callback(self._hooks.detach)
+        self._hooks.attach(self._model)
+        for optimizer in self._given_optimizers:
+            self._wrap(self.watch_optimizer(optimizer))
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        try:
+            self._close()
+        except PrecisionAlignError as problem:
+            if error is None:
+                raise
+            warnings.warn(f"the dump could not be closed properly: {problem}", RuntimeWarning, stacklevel=2)
+
+    def _close(self) -> None:
+        try:
+            self._calls.abandon()
+            self._end_step()
+        finally:
+            self._open = self._tape.clock.recording = False
+            self._closed = True
+            self._ledger.close_step()
+            self._cleanup.close()
+            self._crew.finish()
+            self._note_unseen()
+            self._tape.sink.close(replace(self._info, notes=tuple(self._tape.notes)))
+
+    def _note_unseen(self) -> None:
+        if self._crew.muted:
+            self._tape.note(f"rank {self._info.rank} was not asked to record")
+            return
+        if not self._tape.num_calls:
+            self._tape.note(NOTHING_CALLED)
+            return
+        for note in describe_silent(self._model, self._hooks.uncalled(self._calls.called)):
+            self._tape.note(note)
+
+    @contextlib.contextmanager
+    def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
+        """One training step; ``number`` is the framework's global step, by default one more than the last."""
+        if not self._open:
+            raise UsageError("step() works inside the session: with capture(...) as recorder, with recorder.step()")
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise UsageError(f"a step is a number from 0 on, not {number!r}")
+        self._end_step()
+        self._begin_step(self._tape.clock.step + 1 if number is None else number)
+        self._explicit = True
+        try:
+            yield self
+        finally:
+            self._explicit = False
+            self._end_step()
+
+    def log(self, **values: Any) -> None:
+        """Points of scalar series at this step, for example ``log(loss=loss)``: numbers or one-element tensors."""
+        for name, value in values.items():
+            self._series.add(name, self._tape.clock.batch, read_number(name, value), given=True)
+
+    def save(self, name: str, tensor: torch.Tensor) -> None:
+        """Record a tensor of your own under a name, and the gradient that arrives at it.
+
+        The same name again in a step counts as its next call. Raises UsageError for what is no name and tensor.
+        """
+        check_saved(name, tensor)
+        if self._tape.clock.recording:
+            clock = self._tape.clock
+            number = self._series.count(f"save:{name}")
+            place = Place(clock.step, clock.batch, "", number, source=Source.POINT)
+            self._tape.record(place, Source.POINT, Phase.FORWARD, Role.OUTPUT, name, tensor)
+            if "gradients" in self._tape.plan.sources:
+                self._tape.guard(f"the gradient of {name!r}", self._ledger.watch_tensor, place, name, tensor)
+
+    def note(self, text: str) -> None:
+        """Add a line to the dump's notes."""
+        self._tape.note(text)
+
+    def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
+        """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
+        recorder = OptimizerRecorder(self._tape, self._model, optimizer, len(self._optimizers))
+        self._optimizers.append(recorder)
+        recorder.forcer = self._forcer
+        # a forced update sees the reference's gradients: the own ones are recorded as totals
+        self._passes.expects_optimizer = self._forcer is None
+        described = {"class": recorder.kind, "groups": recorder.describe_groups()}
+        self._info = replace(self._info, optimizer={**self._info.optimizer, recorder.scope: described})
+        return recorder
+
+    # What the steps consist of
+
+    def _begin_step(self, number: int) -> None:
+        clock = self._tape.clock
+        clock.step, clock.micro, clock.identities = number, -1, itertools.count()
+        wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
+        clock.recording = wanted and not self._came_before(number)
+        self._step_open, self._stepped, clock.stepping = True, False, False
+        self._passes.start_step()
+        self._crew.start_step()
+        self._num_steps += 1
+        if not clock.recording:
+            return
+        self._hooks.attach(self._model)
+        self._calls.start_step()
+        for recorder in self._optimizers:
+            recorder.start_step()
+        if "parameters" in self._tape.plan.sources:
+            self._tape.guard("parameters", self._parameters.record_start)
+
+    def _came_before(self, number: int) -> bool:
+        known = number in self._begun
+        if known:
+            self._tape.note(f"step {number} came more than once: only its first time is recorded")
+        self._begun.add(number)
+        return known
+
+    def _end_step(self) -> None:
+        if not self._step_open:
+            return
+        self._step_open = False
+        self._ledger.close_step()
+        self._passes.finish_step()
+        if self._passes.passed and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            for recorder in self._unwrapped:
+                self._tape.guard("an optimizer step", recorder.record_late)
+        self._crew.finish_step()
+        clock = self._tape.clock
+        for micro, name, value in self._series.finish():
+            self._tape.point(Point(clock.step, micro, name, value))
+        clock.recording = False
+        self._tape.end_step(clock.step)
+
+    def _enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+        clock = self._tape.clock
+        if (
+            not self._open
+            or not (clock.recording or self._may_begin(scope))
+            or torch._C._get_tracing_state() is not None
+        ):
+            return
+        try:
+            if self._calls.is_outermost(scope):
+                self._begin_forward(scope)
+                if scope == "":
+                    self._crew.start_batch(args, kwargs)
+            if clock.recording:
+                self._calls.enter(module, scope, args, kwargs)
+        except Exception as error:
+            self._tape.excuse(f"the call of {scope!r}", error)
+
+    def _leave(self, module: torch.nn.Module, scope: str, output: Any) -> Any:
+        """Returns None, or in a forced session what the module is to return."""
+        if not self._open or not self._tape.clock.recording:
+            return None
+        try:
+            return self._calls.leave(module, output)
+        except Exception as error:
+            self._tape.excuse(f"the outputs of {scope!r}", error)
+            return None
+
+    def _may_begin(self, scope: str) -> bool:
+        return scope == "" or (not self._explicit and (not self._step_open or self._passes.passed))
+
+    def _begin_forward(self, scope: str) -> None:
+        """An outermost forward: the next micro-batch, or without ``step()`` the next step."""
+        clock = self._tape.clock
+        if not self._explicit and (not self._step_open or self._starts_anew(scope)):
+            self._end_step()
+            self._begin_step(clock.step + 1)
+        if scope == "":
+            clock.micro += 1
+            self._passes.start_batch()
+
+    def _starts_anew(self, scope: str) -> bool:
+        if self._accumulates:
+            return self._stepped or not (self._optimizers or self._passes.passed)
+        return scope == "" or self._passes.passed
+
+    # Backward passes and optimizer steps
+
+    def _wrap(self, recorder: OptimizerRecorder) -> None:
+        wrapper = StepWrapper(
+            recorder.optimizer,
+            lambda closure: self.before_step(recorder, closure),
+            lambda error: self.after_step(recorder, error),
+        )
+        if wrapper.install():
+            self._cleanup.callback(wrapper.remove)
+        else:
+            self._unwrapped.append(recorder)
+            self._tape.note(f"{recorder.scope} takes no attributes: its update was taken at the end of recorder.step()")
+
+    def before_step(self, recorder: OptimizerRecorder, closure: bool = False) -> None:
+        """A watched optimizer is about to step; with a closure its gradients are made inside of that."""
+        self._passes.passed = self._tape.clock.stepping = True
+        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            self._tape.guard("an optimizer step", recorder.before, closure)
+
+    def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
+        """It has stepped, or raised ``error``."""
+        self._stepped, self._tape.clock.stepping = True, False
+        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
+            self._tape.guard("an optimizer step", recorder.after, error)
+            self._passes.leave_to_optimizer()

@@ -1,0 +1,121 @@
+"""A sink that writes nothing and tells what a dump would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Optional
+
+from precision_align.core.records import Call, Point, RunInfo
+from precision_align.storage import layout
+from precision_align.storage.base import Draft
+from precision_align.storage.entries import Entry, Finisher, narrow_words
+from precision_align.storage.layout import ALIGNMENT
+from precision_align.storage.settings import PART_BYTES
+from precision_align.storage.tables import Placement, call_row, encode_info, index_row
+from precision_align.storage.texts import TextWriter
+
+# Superblock, object headers and attributes of an HDF5 file with our seven tables.
+_FILE_BYTES = 8192
+
+
+class StepCounted(BaseException):
+    """Enough was seen: unwinds the training, whatever exceptions it catches. Not an error."""
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """One recorded step of one rank. Bytes as they would be on disk, equal tensors counted once."""
+
+    step: int
+    tensors: int
+    calls: int
+    payload_bytes: int
+    table_bytes: int
+    files: int
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes of the step."""
+        return self.payload_bytes + self.table_bytes
+
+
+@dataclass
+class _Running:
+    """The step that is being counted."""
+
+    finisher: Finisher = field(default_factory=Finisher)
+    texts: TextWriter = field(default_factory=TextWriter)
+    payloads: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    tensors: int = 0
+    calls: int = 0
+    tables: int = 0
+
+    def add(self, entry: Entry) -> None:
+        """Count one tensor."""
+        self.tensors += 1
+        self.tables += layout.INDEX.itemsize + len(str(entry.draft.key)) + 1
+        index_row(entry, Placement(), self.texts)
+        if entry.sketch is not None:
+            self.tables += entry.sketch.nbytes
+        if entry.words is not None:
+            narrow, _ = narrow_words(entry.words, entry.draft.stride, entry.digest)
+            padded = narrow.nbytes + -narrow.nbytes % ALIGNMENT
+            self.payloads[entry.digest, narrow.nbytes] = padded
+
+    def finish(self, step: int, info_bytes: int) -> StepCount:
+        """What it comes to."""
+        payload = sum(self.payloads.values())
+        files = max(1, -(-payload // PART_BYTES))
+        tables = self.tables + len(self.texts.to_bytes()) + files * (_FILE_BYTES + info_bytes)
+        return StepCount(step, self.tensors, self.calls, payload, tables, files)
+
+
+class CountingSink:
+    """Implements :class:`~precision_align.storage.base.Sink`; ``steps``: what was counted.
+
+    ``enough``: after so many recorded steps :class:`StepCounted` is raised out of the training (None: never).
+    """
+
+    def __init__(self, enough: Optional[int] = 1) -> None:
+        self.steps: list[StepCount] = []
+        self.notes: list[str] = []
+        self._enough = enough
+        self._running = _Running()
+        self._info_bytes = 0
+
+    def put(self, draft: Draft) -> None:
+        """Count a tensor."""
+        self._running.add(self._running.finisher.finish(draft))
+
+    def put_call(self, call: Call) -> None:
+        """Count a call."""
+        self._running.calls += 1
+        self._running.tables += layout.CALLS.itemsize
+        call_row(call, self._running.texts)
+
+    def put_point(self, point: Point) -> None:
+        """Points are a line in a file of their own: not counted."""
+
+    def note(self, text: str) -> None:
+        """Keep a note."""
+        self.notes.append(text)
+
+    def end_step(self, step: int) -> None:
+        """A step is complete. Raises StepCounted."""
+        if not self._running.tensors and not self._running.calls:
+            return
+        self.steps.append(self._running.finish(step, self._info_bytes))
+        self._running = _Running()
+        if self._enough is not None and len(self.steps) >= self._enough:
+            self._enough = None  # once only: the session ends its step again while it closes
+            raise StepCounted
+
+    def close(self, info: RunInfo) -> None:
+        """Nothing to write."""
+        self._info_bytes = len(encode_info(info))
+
+
+def total_bytes(steps: Iterable[StepCount]) -> int:
+    """Bytes of all steps."""
+    return sum(step.nbytes for step in steps)

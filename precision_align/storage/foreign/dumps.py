@@ -1,0 +1,196 @@
+"""A foreign recording as a dump: records whose statistics and hashes are made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.errors import DumpDamaged
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.core.terms import Tier
+from precision_align.numerics.statistics import summarize
+from precision_align.storage.foreign.items import Item, Tensor, Unreadable
+from precision_align.storage.hashing import digest_words
+from precision_align.storage.mapping import release_pages
+from precision_align.storage.views import DumpView
+
+
+class _Records(Sequence[TensorRecord]):
+    """Each tensor is read once, when its record is first asked for; only the record is kept."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+        self._built: dict[int, TensorRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, position: int) -> TensorRecord: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[TensorRecord]: ...
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return [self[number] for number in range(*position.indices(len(self)))]
+        number = range(len(self))[position]
+        if number not in self._built:
+            self._built[number] = _describe(self._items[number])
+        return self._built[number]
+
+    def __iter__(self) -> Iterator[TensorRecord]:
+        return (self[number] for number in range(len(self)))
+
+
+def _describe(item: Item) -> TensorRecord:
+    reason = item.reason
+    if item.load is not None:
+        try:
+            return _describe_tensor(item, item.load())
+        except Unreadable as error:
+            reason = str(error)
+    return TensorRecord(
+        key=item.key,
+        dtype=item.dtype,
+        shape=item.shape,
+        stride=_contiguous(item.shape),
+        layout="strided",
+        device="",
+        requires_grad=item.requires_grad,
+        order=item.order,
+        tier=Tier.STATISTICS if item.statistics else Tier.FINGERPRINT,
+        statistics=item.statistics,
+        nbytes=int(np.prod(item.shape, dtype=np.int64)) * _itemsize(item.dtype),
+        reason=reason,
+    )
+
+
+def _describe_tensor(item: Item, tensor: Tensor) -> TensorRecord:
+    words = tensor.words
+    digest, statistics = digest_words(words), summarize(words, dtype_of(tensor.dtype))
+    release_pages(words)
+    return TensorRecord(
+        key=item.key,
+        dtype=tensor.dtype,
+        shape=words.shape,
+        stride=_contiguous(words.shape),
+        layout="strided",
+        device="",
+        requires_grad=item.requires_grad,
+        order=item.order,
+        tier=Tier.FULL,
+        digest=digest,
+        statistics=statistics,
+        nbytes=words.nbytes,
+    )
+
+
+def _itemsize(dtype: str) -> int:
+    try:
+        return dtype_of(dtype).itemsize
+    except KeyError:
+        return 0
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+class ForeignDump(DumpView):
+    """Implements :class:`~precision_align.storage.base.Dump`. Two items of one key: the last one counts."""
+
+    def __init__(
+        self, infos: Sequence[RunInfo], items: Sequence[Item], calls: Sequence[Call], notes: Sequence[str]
+    ) -> None:
+        latest = {str(item.key): item for item in items}
+        ordered = sorted(latest.items(), key=lambda pair: (pair[1].key.rank, pair[1].key.step, pair[1].order))
+        self._items = [item for _, item in ordered]
+        self._positions = {text: position for position, (text, _) in enumerate(ordered)}
+        self._records = _Records(self._items)
+        self._infos = sorted(infos, key=lambda info: info.rank)
+        self._calls = sorted(calls, key=lambda call: (call.rank, call.step, call.exit))
+        repeated = len(items) - len(latest)
+        self._notes = [
+            *notes,
+            *([f"{repeated} tensors have the key of a later one and are not shown"] if repeated else []),
+        ]
+
+    @property
+    def info(self) -> RunInfo:
+        """Of the lowest rank present."""
+        return self._infos[0]
+
+    @property
+    def infos(self) -> Sequence[RunInfo]:
+        """One a rank."""
+        return self._infos
+
+    @property
+    def records(self) -> Sequence[TensorRecord]:
+        """All tensors, ordered by rank, step and place in the recording."""
+        return self._records
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Module calls, as far as the recording tells."""
+        return self._calls
+
+    @property
+    def series(self) -> Sequence[Point]:
+        """None: foreign recordings hold tensors."""
+        return []
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the recording lacks."""
+        return self._notes
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        """None are known: nothing says how much there should be."""
+        return []
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """All steps that have a tensor, ascending."""
+        return sorted({item.key.step for item in self._items})
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """All ranks present, ascending."""
+        return [info.rank for info in self._infos]
+
+    def position(self, text: str) -> int:
+        """The position in ``records`` of a key in its text form. Raises KeyError."""
+        return self._positions[text]
+
+    def stored_words(self, position: int) -> Array | None:
+        """A copy of the tensor at a position, or None. Raises DumpDamaged."""
+        words = self.mapped_words(position)
+        return None if words is None else words.copy(order="C")
+
+    def mapped_words(self, position: int) -> Array | None:
+        """The tensor at a position, read-only, or None. Raises DumpDamaged where it changed since it was described."""
+        record, load = self._records[position], self._items[position].load
+        if load is None or record.tier is not Tier.FULL:
+            return None
+        try:
+            words = load().words
+        except Unreadable as error:
+            raise DumpDamaged(f"{record.key} cannot be read any more: {error}") from error
+        if (words.shape, words.nbytes) != (record.shape, record.nbytes):
+            raise DumpDamaged(f"{record.key} changed while it was compared")
+        view = words.view()
+        view.flags.writeable = False
+        return view
+
+    def stored_sketch(self, position: int) -> Array | None:
+        """None: sketches are made of the tensors."""
+        return None

@@ -1,0 +1,187 @@
+"""Tensors of .pt and .pth files in torch's zip format, without torch and without running anything that the file says.
+
+The pickle inside is read by an unpickler that knows tensors, parameters, storages, ordered dictionaries and a few plain
+types; every other name in it is refused. The values lie uncompressed in the archive and are mapped, not copied.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from precision_align.core.dtypes import Array
+from precision_align.core.errors import DumpDamaged
+from precision_align.storage.foreign.items import Tensor, Unreadable, require_known
+from precision_align.storage.mapping import MappedFile
+
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+_REFUSED = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_MAX_DEPTH = 64
+_MAX_PICKLE = 1 << 30
+_LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name; the two lengths are the last four
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """Values in the archive; ``dtype``: "" for untyped bytes."""
+
+    key: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A global that only stands for itself: a dtype, a storage class."""
+
+    name: str
+
+
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage):
+        raise pickle.UnpicklingError("a tensor without a storage")
+    return _Tensor(storage, storage.dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+
+
+def _rebuild_tensor_v3(
+    storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any
+) -> _Tensor:
+    plain = _rebuild_tensor(storage, offset, shape, stride)
+    return _Tensor(plain.storage, dtype.name, plain.offset, plain.shape, plain.stride)
+
+
+def _first(value: Any, *_: Any) -> Any:
+    return value
+
+
+_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_tensor_v3,
+    ("torch._utils", "_rebuild_parameter"): _first,
+    ("torch", "Size"): tuple,
+    ("torch", "device"): lambda *words: ":".join(map(str, words)),
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _KNOWN:
+            return _KNOWN[module, name]
+        if module in ("torch", "torch.storage") and (name in _STORAGES or name == "UntypedStorage"):
+            return _Name(_STORAGES.get(name, ""))
+        if module == "torch" and name.replace("_", "").isalnum() and name.islower():
+            return _Name(name)  # a dtype, a layout
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, which is no tensor or plain container and is not loaded"
+        )
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, described, key = pid[0], pid[1], pid[2]
+        if kind != "storage" or not isinstance(described, _Name):
+            raise pickle.UnpicklingError("it refers to something other than a storage")
+        return _Storage(str(key), described.name)
+
+
+def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
+    """The tensors of a .pt file by their dotted place in its dictionaries and lists ("" for a lone tensor).
+
+    Raises DumpDamaged for another format, and for a file that names anything but tensors and plain containers.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
+            if archive.getinfo(name).file_size > _MAX_PICKLE:
+                raise ValueError("its list of tensors is larger than 1 GiB")
+            with archive.open(name) as file:
+                content = _Reader(file).load()
+    except zipfile.BadZipFile as error:
+        raise DumpDamaged(
+            f"{path} is not in torch's zip format (of torch 1.6 and later): load it with torch.load(..., "
+            "weights_only=True) and save it again"
+        ) from error
+    except (OSError, RecursionError, MemoryError, *_REFUSED) as error:
+        raise DumpDamaged(f"{path} is not read: {error}; save a tensor or a dictionary of tensors instead") from error
+    prefix = name[: -len("data.pkl")]
+    return {place: partial(_load, path, prefix, found) for place, found in _walk(content, "", 0)}
+
+
+def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, _Tensor]]:
+    if isinstance(value, _Tensor):
+        yield place, value
+    elif isinstance(value, (Mapping, list, tuple)) and depth < _MAX_DEPTH:
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in pairs:
+            yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1)
+
+
+def _load(path: Path, prefix: str, tensor: _Tensor) -> Tensor:
+    row = require_known(tensor.dtype)
+    try:
+        data = _map_entry(path, f"{prefix}data/{tensor.storage.key}")
+        words = data[: data.size // row.itemsize * row.itemsize].view(np.dtype(row.word))
+        _require_inside(tensor, words.size)
+        view = np.lib.stride_tricks.as_strided(
+            words[tensor.offset :],
+            tensor.shape,
+            tuple(step * row.itemsize for step in tensor.stride),
+            writeable=False,
+        )
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, zipfile.BadZipFile) as error:
+        raise Unreadable(f"{path.name}: {error}") from error
+    return Tensor(view if view.flags.c_contiguous else np.ascontiguousarray(view).reshape(tensor.shape), row.name)
+
+
+def _require_inside(tensor: _Tensor, size: int) -> None:
+    """Raise ValueError where strides lead out of the storage: as_strided itself would read foreign memory."""
+    if len(tensor.shape) != len(tensor.stride) or min((tensor.offset, *tensor.shape, *tensor.stride)) < 0:
+        raise ValueError("a tensor with impossible sizes")
+    if 0 in tensor.shape:
+        return
+    last = tensor.offset + sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride))
+    if last >= size:
+        raise ValueError(f"a tensor of shape {tensor.shape} that is larger than its storage of {size} values")
+
+
+def _map_entry(path: Path, name: str) -> Array:
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(name)
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("its values are compressed, which torch never does")
+    file = MappedFile(path)
+    try:
+        header = file.read(entry.header_offset, _LOCAL_HEADER)
+        lengths = header[-4:].view("<u2")
+        return file.view(entry.header_offset + _LOCAL_HEADER + int(lengths.sum()), entry.file_size)
+    finally:
+        file.close()
