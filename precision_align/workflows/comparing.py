@@ -106,9 +106,9 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 
 
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
-    """Every scalar series that both runs have."""
+    """Every scalar series that both runs have, but for facts about batches, which are no measure of training."""
     curves = []
-    names = {point.name for point in candidate.series}
+    names = {point.name for point in candidate.series if not point.name.startswith("batch.")}
     for name in dict.fromkeys(point.name for point in reference.series if point.name in names):
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +216,18 @@ def bench_sketch(folder: Path, scale: int) -> tuple[list[Row], list[Row]]:
     return rows, errors
 
 
-def bench(mode: str, folder: Path) -> list[str]:
-    """All tables."""
+def bench(mode: str, folder: Path) -> Iterator[str]:
+    """All tables, each when it is made."""
     quick = mode == "quick"
-    scale, repeats = (10, 2) if quick else (1, 4)
+    scale, repeats = (10, 2) if quick else (2, 3)
+    yield format_table("Write", ("tensors", "what", "GB/s", "of raw"), bench_write(folder, scale, repeats))
+    yield format_table("Small tensors, us each", ("size", "raw", "dump"), bench_small(folder, 10000 // scale, repeats))
+    yield format_table("Read", ("what", "CPU"), bench_read(folder, 10_000 if quick else 100_000, repeats + 1))
     sketch_rows, error_rows = bench_sketch(folder, 8 if quick else 1)
-    tables = [
-        format_table("Write", ("tensors", "what", "GB/s", "of raw"), bench_write(folder, scale, repeats)),
-        format_table("Small tensors, us each", ("size", "raw", "dump"), bench_small(folder, 10000 // scale, repeats)),
-        format_table("Read", ("what", "CPU"), bench_read(folder, 100_000 // scale, repeats + 1)),
-        format_table("Sketch dump", ("tensors of", "times smaller than full"), sketch_rows),
-        format_table("Sketch distance", ("difference", "true", "127", "254", "508", "1016 buckets"), error_rows),
-    ]
-    tables += store_runs.bench(mode, folder)
-    tables += store_faults.bench(mode, folder)
-    return tables
+    yield format_table("Sketch dump", ("tensors of", "times smaller than full"), sketch_rows)
+    yield format_table("Sketch distance", ("difference", "true", "127", "254", "508", "1016 buckets"), error_rows)
+    yield from store_faults.bench(mode, folder)
+    yield from store_runs.bench(mode, folder)
 
 
 def main() -> None:
@@ -243,9 +240,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="store-") as folder:
-        tables = bench(arguments.mode or "normal", Path(folder))
-    text = "\n".join(["# Store benchmark", "", *describe(), "", *tables])
-    sys.stdout.write(text + "\n")
+        tables = ["\n".join(["# Store benchmark", "", *(f"- {line}" for line in describe()), ""])]
+        sys.stdout.write(tables[0] + "\n")
+        for table in bench(arguments.mode or "normal", Path(folder)):
+            tables.append(table)
+            sys.stdout.write(table + "\n")
+            sys.stdout.flush()
+    text = "\n".join(tables)
     if arguments.write is not None:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
         arguments.write.write_text(text + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def read_resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def bench(mode: str, folder: Path) -> list[str]:
+def bench(mode: str, folder: Path) -> Iterator[str]:
     """Both tables."""
     quick = mode == "quick"
     rows = [
@@ -191,11 +192,9 @@ def bench(mode: str, folder: Path) -> list[str]:
         bench_flips(folder, 60 if quick else 300),
         bench_full_disk(folder, 8 if quick else 24),
     ]
+    yield format_table("Faults", ("what", "trials", "found", ""), rows)
     armed = bench_armed(folder, {"quick": 200, "full": 20_000}.get(mode, 4000))
-    return [
-        format_table("Faults", ("what", "trials", "found", ""), rows),
-        format_table("Armed with a trigger and a ring of 4", ("steps", "resident", "handles", "disk"), armed),
-    ]
+    yield format_table("Armed with a trigger and a ring of 4", ("steps", "resident", "handles", "disk"), armed)
 
 
 if __name__ == "__main__":
