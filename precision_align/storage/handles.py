@@ -116,6 +116,9 @@ class Handles:
     def map(self, path: Path) -> MappedFile:
         """The bytes of a file; use it at once, views of it stay valid. Raises OSError."""
         with self._lock:
+            last = next(reversed(self._maps), path)
+            if last != path:  # a walk has gone on to the next file: the pages of this one need not stay
+                self._maps[last].release()
             if path not in self._maps:
                 self._maps[path] = MappedFile(path)
                 while len(self._maps) > self._limit:

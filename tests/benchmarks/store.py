@@ -12,10 +12,12 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,43 @@ def bench_read(folder: Path, count: int, repeats: int) -> list[Row]:
     return rows
 
 
+# In a process of its own: CPU of reading everything (each hash verified), and what stayed resident above the imports.
+_READ_ALL = """
+import sys, time
+from precision_align.storage.opening import open_dump
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+with open_dump(sys.argv[1]) as dump:
+    before, started, peak = resident(), time.process_time(), 0
+    for record in dump.records:
+        dump.map_payload(record.key)
+        peak = max(peak, resident())
+    print(time.process_time() - started, peak - before)
+"""
+
+
+def bench_growth(folder: Path, sizes: list[int]) -> list[Row]:
+    """Reading dumps of so many MB."""
+    rows = []
+    for megabytes in sizes:
+        place = folder / "growth"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        sink = Hdf5Sink(place / "ours", INFO)
+        for number in range(megabytes // 16):
+            (draft,) = make_drafts([16 << 20])
+            draft.words[:2] = number  # type: ignore[index]
+            key = replace(draft.record.key, call=number)
+            sink.put(replace(draft, record=replace(draft.record, key=key, order=number)))
+        sink.close(INFO)
+        command = [sys.executable, "-c", _READ_ALL, str(place / "ours")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, resident = (float(word) for word in done.stdout.split())
+        rows.append((f"{megabytes} MB", f"{seconds * 1e3 / (megabytes / 1024):.0f}", f"{resident / 1e6:.0f} MB"))
+    shutil.rmtree(folder / "growth", ignore_errors=True)
+    return rows
+
+
 def make_changes(x: Array, generator: np.random.Generator) -> dict[str, Array]:
     """Dense and structured differences of a matrix."""
     column, element = x.copy(), x.copy()
@@ -223,6 +262,10 @@ def bench(mode: str, folder: Path) -> Iterator[str]:
     yield format_table("Write", ("tensors", "what", "GB/s", "of raw"), bench_write(folder, scale, repeats))
     yield format_table("Small tensors, us each", ("size", "raw", "dump"), bench_small(folder, 10000 // scale, repeats))
     yield format_table("Read", ("what", "CPU"), bench_read(folder, 10_000 if quick else 100_000, repeats + 1))
+    sizes = {"quick": [64], "full": [256, 1024, 4096]}.get(mode, [256, 1024])
+    yield format_table(
+        "Growth: read all, hashes verified", ("dump", "ms a GB", "resident"), bench_growth(folder, sizes)
+    )
     sketch_rows, error_rows = bench_sketch(folder, 8 if quick else 1)
     yield format_table("Sketch dump", ("tensors of", "times smaller than full"), sketch_rows)
     yield format_table("Sketch distance", ("difference", "true", "127", "254", "508", "1016 buckets"), error_rows)
