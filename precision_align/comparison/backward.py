@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 
 from precision_align.alignment.pairing import Alignment
-from precision_align.alignment.side import Node
+from precision_align.alignment.side import Node, Side
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import RAW_GROWTH, Blame, blame_call, make_row, row_from_judgement, row_from_raw
+from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
+from precision_align.numerics.limits import raw_limit
+from precision_align.numerics.metrics import measure
 
 
 class BackwardJudge:
@@ -26,6 +29,9 @@ class BackwardJudge:
         self._replay = replay
         self._forward = forward
         self._owned = owned
+        self._has_gradients = any(node.gradients for node in alignment.candidate.nodes)
+        sides = (alignment.candidate, alignment.reference)
+        self._scales = [{} if side is None else read_loss_scales(side) for side in sides]
 
     def judge(self, node: Node) -> list[RecordResult]:
         """Rows for the gradients of a call's inputs and own parameters and of its children's outputs."""
@@ -66,8 +72,9 @@ class BackwardJudge:
                 continue  # the run stopped in there: what is missing was never computed
             orders = [record.order for node in members for record in node.gradients.values()]
             lacking = [pair for node in sorted(members, key=lambda node: -node.call.exit) for pair in self._lack(node)]
-            if orders and lacking:
-                rows += self._row_lacking(lacking, max(orders))
+            # a run recorded without gradients lacks all of them; one that skipped a backward pass lacks these
+            if lacking and (orders or self._has_gradients):
+                rows += self._row_lacking(lacking, max(orders or [node.call.exit for node in members]))
         return rows
 
     def _lack(self, node: Node) -> list[tuple[Node, TensorRecord, str]]:
@@ -112,9 +119,28 @@ class BackwardJudge:
             if path.partition(".")[0] != "output":
                 continue
             entered = self._raw.find_largest(outputs) if node in self._alignment.pairs else math.inf
+            scaled = self._row_scaled(node, record, blame)
             what = "made by loss code outside the model"
-            rows.append(self._row_proportional(record, blame, entered, what))
+            rows.append(scaled or self._row_proportional(record, blame, entered, what))
         return rows
+
+    def _row_scaled(self, node: Node, record: TensorRecord, blame: Blame) -> RecordResult | None:
+        """Another loss scale (GradScaler) multiplies every gradient by a known number, and is taken out later."""
+        partner = self._alignment.pairs.get(node)
+        ours = self._scales[0].get(node.unit.step)
+        theirs = None if partner is None else self._scales[1].get(partner.unit.step)
+        other = self._forward.find_partner(record)
+        if not ours or not theirs or ours == theirs or other is None or self._alignment.reference is None:
+            return None
+        try:
+            actual = self._alignment.candidate.dump.values(record.key).astype("float64") / ours
+            found = measure(actual, self._alignment.reference.dump.values(other.key).astype("float64") / theirs)
+        except (KeyError, DumpError, ValueError):
+            return None
+        if found.nonfinite or found.over_max > raw_limit(record.dtype):
+            return None
+        note = f"the same but for the loss scale, {ours:g} instead of {theirs:g}"
+        return make_row(record, blame, Status.WARN, "raw", metrics={"loss_scale_ratio": ours / theirs}, note=note)
 
     def _row_inside(self, node: Node, child: int, record: TensorRecord) -> RecordResult:
         """The gradient of an output that its own call uses, too: a part is the child's, so it is judged raw."""
@@ -170,6 +196,11 @@ class BackwardJudge:
     def _blame(self, node: Node, child: int) -> Blame:
         site = Site.MODULE if child < 0 and node.call.leaf else Site.INLINE
         return blame_call(node.call, node.scope, node.number, site, Phase.BACKWARD)
+
+
+def read_loss_scales(side: Side) -> dict[int, float]:
+    """Step -> scale that a GradScaler multiplied the loss by, where it was recorded."""
+    return {point.step: point.value for point in side.dump.series if point.name == "loss_scale"}
 
 
 def _is_callers(child: Node, path: str) -> bool:

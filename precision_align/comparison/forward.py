@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
@@ -23,6 +24,9 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
 from precision_align.core.trees import scalars
+
+# Relative difference up to which two numbers given to a module may come from tensors that differ by rounding.
+FLAG_SLACK = 1e-3
 
 Owned = Callable[[Node], list[Pair]]
 
@@ -49,7 +53,8 @@ class ForwardJudge:
             ]
         verdicts, reason = self._replay.judge_forward(node)
         rows = [self._judge_target(node, child, record, verdicts, reason) for child, record in targets]
-        return rows + self._judge_flags(node, verdicts) + lacking
+        flags = self._judge_flags(node, verdicts) if verdicts else self._compare_flags(node)
+        return rows + flags + lacking
 
     def _judge_structure(self, node: Node) -> list[RecordResult]:
         """A row where the call returns fewer, more or otherwise nested tensors than the reference's."""
@@ -126,6 +131,22 @@ class ForwardJudge:
             return row
         return replace(row, metrics={**row.metrics, "amplification": out / entered, "raw_rel_l2_in": entered})
 
+    def _compare_flags(self, node: Node) -> list[RecordResult]:
+        """Without a replay: numbers and flags that this code gives to its children, against the reference's record."""
+        rows = []
+        for index, child in enumerate(node.children):
+            partner = self._alignment.pairs.get(child)
+            record = next(iter([*child.inputs.values(), *child.outputs.values()]), None)
+            if partner is None or record is None:
+                continue
+            known = dict(scalars(partner.call.arguments))
+            for path, leaf in scalars(child.call.arguments):
+                if path in known and _is_other_flag(leaf, known[path]):
+                    ours, theirs = leaf.get("value"), known[path].get("value")
+                    note = f"{path}: the candidate passes {ours!r}, the reference {theirs!r}"
+                    rows.append(make_row(record, self._blame(node, index), Status.FAIL, "structure", note=note))
+        return rows
+
     def _judge_flags(self, node: Node, verdicts: Verdicts) -> list[RecordResult]:
         """Numbers and flags that are no tensors: shown at a tensor of the same call."""
         rows = []
@@ -195,6 +216,16 @@ class ForwardJudge:
 
     def _measure_sources(self, node: Node, before: int) -> float:
         return self._raw.find_largest(self._sources(node, before)) if node in self._alignment.pairs else math.inf
+
+
+def _is_other_flag(ours: Any, theirs: Any) -> bool:
+    """Two non-tensor arguments that differ; numbers that may be computed from tensors differ by rounding."""
+    left, right = ours.get("value"), theirs.get("value")
+    if ours.get("kind") != theirs.get("kind") or ours.get("kind") not in ("scalar", "float"):
+        return False
+    if isinstance(left, float) and isinstance(right, float):
+        return abs(left - right) > FLAG_SLACK * max(abs(left), abs(right))
+    return type(left) is type(right) and bool(left != right)
 
 
 def is_random_call(node: Node) -> bool:

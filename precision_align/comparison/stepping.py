@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,11 +62,19 @@ class StateJudge:
                 for place, record in add_tied(self._candidate, ours).items()
                 if place not in ours and place in theirs
             ]
-            rows += [self._judge_value(*pair, is_first and step == 0) for pair in pairs]
+            rows += [
+                self._judge_value(*pair, is_first and step == 0, self._was_edited(rank, step, partner, pair))
+                for pair in pairs
+            ]
         return rows
 
     def _judge_value(
-        self, place: tuple[str, str], record: TensorRecord, other: TensorRecord | None, strict: bool
+        self,
+        place: tuple[str, str],
+        record: TensorRecord,
+        other: TensorRecord | None,
+        strict: bool,
+        edited: bool,
     ) -> RecordResult:
         blame = Blame(place[0], Site.PARAMETERS, Phase.FORWARD, 0, str(record.key.role))
         gap = self._raw.gap(record, other)
@@ -74,6 +83,9 @@ class StateJudge:
         if gap.equal:
             return make_row(record, blame, Status.PASS, "hash", note="bit-equal")
         limit = Limit("raw_max_abs", 0.0, "both sides start from the same values")
+        if edited:
+            note = "changed between the last optimizer step and this one, which the reference does not do"
+            return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, note=note)
         if not strict:
             note = "differs already at the start of this step: see the steps before"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
@@ -82,6 +94,17 @@ class StateJudge:
             return make_row(record, blame, Status.WARN, "raw", metrics=gap.metrics, limit=limit, note=note)
         note = gap.note or "stale or different weights: the runs do not start from the same values"
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
+
+    def _was_edited(
+        self, rank: int, step: int, partner: int, pair: tuple[tuple[str, str], TensorRecord, TensorRecord | None]
+    ) -> bool:
+        """The candidate's parameter is not what its last step left, and the reference's is."""
+        place, record, other = pair
+        assert self._reference is not None
+        ours, theirs = _find_left(self._candidate, rank, step, place), _find_left(self._reference, rank, partner, place)
+        if ours is None or theirs is None or other is None or record.key.role != Role.PARAMETER:
+            return False
+        return is_equal(other, theirs) and not is_equal(record, ours)
 
     def judge_step(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
         """Rows for parameters and state after the optimizer's step."""
@@ -224,6 +247,13 @@ def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
     if not notes or row.status not in (Status.FAIL, Status.WARN, Status.INCONCLUSIVE):
         return row
     return replace(row, note="; ".join([*notes, row.note]))
+
+
+def _find_left(side: Side, rank: int, step: int, place: tuple[str, str]) -> TensorRecord | None:
+    """The parameter as the step before left it; None where that step or its optimizer was not recorded."""
+    if not side.count_updates(rank, step - 1, sys.maxsize):
+        return None
+    return side.parameters_at(rank, step - 1, sys.maxsize).get(place)
 
 
 def add_tied(side: Side, records: Found) -> Found:

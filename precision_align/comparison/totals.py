@@ -7,6 +7,7 @@ total and shares on both sides, which is free of the error that the shares carry
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.backward import read_loss_scales
 from precision_align.comparison.raw import Gap, RawComparer
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import Array, dtype_of
@@ -67,14 +69,23 @@ class TotalJudge:
             if other is not None and reference is not None:
                 expected = _relate(reference, other, other_shares.get(owner, []))
             relations[owner] = relation, expected
-        common = _find_common_factor(relations.values())
+        ratio = self._find_scale_ratio(step, partner)
+        common = _find_common_factor(relations.values()) * ratio
         rows = []
         for owner, record in ours.items():
             gap = self._raw.gap(record, theirs.get(owner))
-            rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common))
+            rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, ratio))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
         return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
+
+    def _find_scale_ratio(self, step: int, partner: int | None) -> float:
+        """How much larger the candidate's loss scale is: its shares carry it, what the optimizer sees does not."""
+        if self._reference is None or partner is None:
+            return 1.0
+        ours = read_loss_scales(self._candidate).get(step)
+        theirs = read_loss_scales(self._reference).get(partner)
+        return ours / theirs if ours and theirs else 1.0
 
 
 def _find_totals(side: Side, rank: int, step: int) -> dict[Owner, TensorRecord]:
@@ -122,6 +133,7 @@ def _judge_total(
     expected: Relation | None,
     has_partner: bool,
     common: float,
+    ratio: float,
 ) -> RecordResult:
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
     metrics = dict(gap.metrics)
@@ -140,7 +152,8 @@ def _judge_total(
         status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
         return make_row(record, blame, status, "sum", metrics=metrics, note="the sum of its calls' shares")
     if relation.factor is not None and wanted.factor is not None:
-        return _judge_factor(record, blame, gap, relation.factor, wanted.factor, common, metrics)
+        edited = Blame(owner[0], Site.OPTIMIZER, Phase.STEP, 0, "gradient")
+        return _judge_factor(record, edited, gap, relation.factor * ratio, wanted.factor, common, metrics)
     if relation.is_sum != wanted.is_sum and not gap.close:
         note = (
             f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
@@ -172,14 +185,19 @@ def _judge_factor(
     common: float,
     metrics: dict[str, float],
 ) -> RecordResult:
-    limit = Limit("total_over_shares", wanted, "the reference's own relation of total and shares")
     alike = max(ALIKE, ALIKE_UNITS * dtype_of(record.dtype).roundoff)
-    is_alike = abs(factor - common * wanted) <= alike * abs(common * wanted)
-    if is_alike and abs(common - 1) <= FACTOR_SLACK:
+    own, whole = abs(factor / (common * wanted) - 1) if common * wanted else math.inf, abs(common - 1)
+    metrics = {**metrics, "factor_off": max(own, whole)}
+    allowed = FACTOR_SLACK if whole > own else alike
+    limit = Limit("factor_off", allowed, "all gradients are scaled alike, and as in the reference")
+    if own <= alike and whole <= FACTOR_SLACK:
         status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
         note = "the same multiple of its calls' shares as in the reference"
         return make_row(record, blame, status, "sum", metrics=metrics, limit=limit, note=note)
-    note = f"{factor:.6g} times the sum of its calls' shares, {wanted:.6g} times in the reference"
+    note = (
+        "changed between the backward pass and the optimizer's step (clipping, unscaling, a hook): "
+        f"{factor:.6g} times what its calls sent, {wanted:.6g} times in the reference"
+    )
     return make_row(record, blame, Status.FAIL, "sum", metrics=metrics, limit=limit, note=note)
 
 

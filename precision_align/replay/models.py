@@ -52,6 +52,7 @@ class Models:
         root = self._copies[golden]
         assert root is not None
         places = {path: scope for scope, path in self._paths(root).items()}
+        digests: dict[int, bytes] = {}
         for path, module in root.named_modules():
             scope = places.get(path)
             owned: list[tuple[str, Optional[torch.Tensor]]] = [*module._parameters.items(), *module._buffers.items()]
@@ -60,12 +61,19 @@ class Models:
                     continue
                 try:
                     value = self._load_value(scope, name, tensor)
+                    self._check_tie(digests, tensor, scope, name)
                 except NotReplayable as error:
                     self._missing[f"{path}.{name}" if path else name] = str(error)
                     if is_lazy(tensor):
                         continue
                     value = tensor.detach()
                 tensor.data = lift(value) if golden else value
+
+    def _check_tie(self, digests: dict[int, bytes], tensor: torch.Tensor, scope: Optional[str], name: str) -> None:
+        """One parameter under two names takes one value: the candidate must not hold two."""
+        digest = self._records[scope or "", name].digest
+        if digests.setdefault(id(tensor), digest) != digest:
+            raise NotReplayable(f"{name} of {scope or 'the root'!r} is tied in the reference, and not on the candidate")
 
     def _paths(self, root: nn.Module) -> dict[str, str]:
         scopes = {scope for scope, _ in self._records}

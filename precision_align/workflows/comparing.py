@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,6 +12,7 @@ from precision_align.comparison.engine import Engine
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Divergence, Findings
+from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
 from precision_align.library.loading import Library, load_library
 from precision_align.reporting.report import Report
@@ -70,14 +71,15 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     first = None if findings.first is None else attach_mapping(findings.first, known)
     frontier = [attach_mapping(divergence, known) for divergence in findings.frontier]
     values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
+    curves = [] if reference is None else build_curves(reference, candidate)
     return Report(
         **values,
-        notes=[*findings.notes, *notes],
+        notes=[*note_curves(findings.verdict, curves), *findings.notes, *notes],
         first=first,
         frontier=frontier,
         reference={} if reference is None else describe(reference),
         candidate=describe(candidate),
-        curves=[] if reference is None else build_curves(reference, candidate),
+        curves=curves,
     )
 
 
@@ -107,12 +109,22 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
     """Every scalar series that both runs have, but for facts about batches, which are no measure of training."""
-    curves = []
+    curves: list[Curve] = []
     names = {point.name for point in candidate.series if not point.name.startswith("batch.")}
     for name in dict.fromkeys(point.name for point in reference.series if point.name in names):
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())
-    return curves
+    return sorted(curves, key=lambda curve: curve.name != "loss")
+
+
+def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:
+    """A loss that parts although nothing that was judged fails: the cause lies in what was not recorded."""
+    return [
+        f"the {curve.name} curves part at step {curve.onset} although nothing judged fails: record that step on both "
+        "sides, and what stands between the model and the loss"
+        for curve in curves
+        if verdict == Verdict.ALIGNED and curve.name == "loss" and curve.onset is not None
+    ]
 
 
 def _open(side: Any, naming: Any = None) -> Dump:
