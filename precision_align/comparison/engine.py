@@ -16,9 +16,10 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
-from precision_align.comparison.presence import check_common, find_interruptions, rows_missing
+from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rules import Rules
@@ -85,6 +86,7 @@ class Engine:
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
+            rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
@@ -156,6 +158,7 @@ class Engine:
             if side.recomputed:
                 notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
         notes += self._note_flags()
+        notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
         if weak and not self._replay.is_given:
             notes.append(
@@ -168,7 +171,6 @@ class Engine:
             notes.append(f"{lacking} {stands} on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
-        notes += self._raw.notes
         return list(dict.fromkeys(notes))
 
 

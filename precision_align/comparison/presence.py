@@ -6,6 +6,7 @@ from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
 from precision_align.comparison.rows import blame_call, make_row
 from precision_align.core.errors import NothingInCommon
+from precision_align.core.records import ENDED
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
 
@@ -37,12 +38,25 @@ def find_interruptions(reference: Side | None, candidate: Side, alignment: Align
     for name, side in (("reference", reference), ("candidate", candidate)):
         if side is not None:
             found += [f"{name}: {gap}" for gap in getattr(side.dump, "gaps", ())]
+            found += [f"{name}: {note}" for note in side.dump.notes if note.startswith(ENDED)]
     for node in candidate.nodes:
         partner = alignment.pairs.get(node)
         if node.call.error and not node.children and (partner is None or not partner.call.error):
             where = node.scope or "the root"
             found.append(f"candidate: {where} raised {node.call.error} in step {node.unit.step} (call {node.number})")
     return list(dict.fromkeys(found))
+
+
+def note_further(reference: Side | None, alignment: Alignment) -> list[str]:
+    """Micro-batches of the reference that the candidate did not record."""
+    if reference is None:
+        return []
+    paired = set(alignment.units.values())
+    further = sorted({unit.step for unit in reference.units if unit not in paired})
+    if not further:
+        return []
+    shown = ", ".join(map(str, further[:5])) + (", ..." if further[5:] else "")
+    return [f"the reference goes on where the candidate has no record: step {shown}; nothing is said of these"]
 
 
 def rows_missing(reference: Side | None, alignment: Alignment, *, everything: bool) -> list[RecordResult]:

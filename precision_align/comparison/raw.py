@@ -11,7 +11,6 @@ import numpy as np
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
-from precision_align.numerics.kernels import kernel_name
 from precision_align.numerics.limits import raw_limit
 from precision_align.numerics.metrics import measure_words
 from precision_align.numerics.sketches import fold, relative_distance
@@ -52,12 +51,6 @@ class RawComparer:
         self._reference = reference
         self._candidate = candidate
         self._gaps: dict[tuple[str, str], Gap] = {}
-        self._measured = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """Which kernel measured payloads, if any was measured."""
-        return [f"{self._measured} pairs measured by the {kernel_name()} kernel"] if self._measured else []
 
     def gap(self, candidate: TensorRecord, reference: TensorRecord | None) -> Gap:
         """How far a pair is apart; unknown where one side is missing or was not stored."""
@@ -106,7 +99,6 @@ class RawComparer:
             return self._measure_summary(candidate, reference, limit)
         except DumpDamaged as error:
             return Gap(False, False, False, {}, limit, "", str(error))
-        self._measured += 1
         dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
         found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
         known = found.to_dict().items()

@@ -111,6 +111,10 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
     came_out = gap.metrics.get("raw_over_max", math.inf)
     came_out = math.inf if gap.metrics.get("raw_nonfinite") else came_out
     allowed = 0.0 if gap.limit == 0 else min(gap.limit, came_out / RAW_GROWTH)
+    if entered <= allowed and gap.metrics.get("raw_nonfinite"):
+        limit = Limit("raw_nonfinite", 0.0, "NaN and Inf stand on both sides or on none")
+        note = "NaN or Inf on one side only, although everything it is computed from agrees"
+        return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
     if entered <= allowed:
         note = gap.note or "differs although everything it is computed from agrees"
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)

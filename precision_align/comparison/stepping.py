@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from precision_align.alignment.side import Side
+from precision_align.comparison.continuity import EDITED, find_left
 from precision_align.comparison.optimizers import (
     build_update,
     compare_hyperparameters,
@@ -84,8 +84,7 @@ class StateJudge:
             return make_row(record, blame, Status.PASS, "hash", note="bit-equal")
         limit = Limit("raw_max_abs", 0.0, "both sides start from the same values")
         if edited:
-            note = "changed between the last optimizer step and this one, which the reference does not do"
-            return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, note=note)
+            return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, note=EDITED)
         if not strict:
             note = "differs already at the start of this step: see the steps before"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
@@ -101,7 +100,7 @@ class StateJudge:
         """The candidate's parameter is not what its last step left, and the reference's is."""
         place, record, other = pair
         assert self._reference is not None
-        ours, theirs = _find_left(self._candidate, rank, step, place), _find_left(self._reference, rank, partner, place)
+        ours, theirs = find_left(self._candidate, rank, step, place), find_left(self._reference, rank, partner, place)
         if ours is None or theirs is None or other is None or record.key.role != Role.PARAMETER:
             return False
         return is_equal(other, theirs) and not is_equal(record, ours)
@@ -247,13 +246,6 @@ def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
     if not notes or row.status not in (Status.FAIL, Status.WARN, Status.INCONCLUSIVE):
         return row
     return replace(row, note="; ".join([*notes, row.note]))
-
-
-def _find_left(side: Side, rank: int, step: int, place: tuple[str, str]) -> TensorRecord | None:
-    """The parameter as the step before left it; None where that step or its optimizer was not recorded."""
-    if not side.count_updates(rank, step - 1, sys.maxsize):
-        return None
-    return side.parameters_at(rank, step - 1, sys.maxsize).get(place)
 
 
 def add_tied(side: Side, records: Found) -> Found:

@@ -68,6 +68,8 @@ class TotalJudge:
             expected = None
             if other is not None and reference is not None:
                 expected = _relate(reference, other, other_shares.get(owner, []))
+            if other is not None and bool(shares.get(owner)) != bool(other_shares.get(owner)):
+                relation = expected = None  # the module itself is not called on one side: its code was replaced
             relations[owner] = relation, expected
         ratio = self._find_scale_ratio(step, partner)
         common = _find_common_factor(relations.values()) * ratio
@@ -141,7 +143,9 @@ def _judge_total(
         return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
     if relation is None or (has_partner and expected is None):
         status = Status.PASS if gap.close else Status.INCONCLUSIVE
-        return make_row(record, blame, status, "raw" if gap.close else "", metrics=metrics, note="shares not stored")
+        return make_row(
+            record, blame, status, "raw" if gap.close else "", metrics=metrics, note="nothing to hold it against"
+        )
     if expected is None and not relation.is_sum:
         note = "more than its own module's calls contribute, and no reference shows what is right"
         return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=metrics, note=note)

@@ -14,6 +14,9 @@ SCHEMA_VERSION = 1
 
 # An optimizer's steps are calls of this scope and its index; module paths hold no colon.
 OPTIMIZER_SCOPE = "optimizer:"
+
+# How the note of a run begins that an exception ended: what follows in the reference was lost, not left out.
+ENDED = "the run ended with "
 # Calls of operators and of functions: the prefix stands before the scope of the module whose call ran them.
 OPERATOR_SCOPE = "operator:"
 FUNCTION_SCOPE = "function:"

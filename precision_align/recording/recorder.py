@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 
 from precision_align.core.errors import PrecisionAlignError, UsageError
-from precision_align.core.records import Point, RunInfo
+from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.crew import Setup, gather_crew
@@ -104,6 +104,9 @@ class Recorder:
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
+        if kind is not None and not issubclass(kind, (SystemExit, GeneratorExit)):
+            text = " ".join(str(error).split())[:200]
+            self._tape.note(f"{ENDED}{kind.__name__}{': ' if text else ''}{text}")
         try:
             self._close()
         except PrecisionAlignError as problem:

@@ -15,6 +15,7 @@ from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
 from precision_align.library.loading import Library, load_library
+from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.opening import open_side
@@ -72,13 +73,14 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     frontier = [attach_mapping(divergence, known) for divergence in findings.frontier]
     values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
     curves = [] if reference is None else build_curves(reference, candidate)
+    parted = note_curves(findings.verdict, curves)
     return Report(
         **values,
-        notes=[*note_curves(findings.verdict, curves), *findings.notes, *notes],
+        notes=[*parted, *findings.notes, *notes],
         first=first,
         frontier=frontier,
         reference={} if reference is None else describe(reference),
-        candidate=describe(candidate),
+        candidate={**describe(candidate), "difference_kernel": kernel_name()},
         curves=curves,
     )
 
