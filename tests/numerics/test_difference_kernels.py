@@ -316,7 +316,7 @@ def test_two_dtypes(kernel, left, right):
 @pytest.mark.parametrize("words", [np.ones((64, 66), np.float32).T, np.ones(200, ">f4")[::2], np.float32(1.0)])
 def test_any_layout(kernel, words):
     words = np.asarray(words)
-    other = words.astype(np.float32) + 1
+    other = np.asarray(words.astype(np.float32) + np.float32(1), np.float32)  # NumPy 1 widens 0-d sums
     tally = tally_of(kernel, words, other, "float32")
     assert (tally.count, tally.max_abs, tally.low) == (words.size, 1.0, 2.0)
 
