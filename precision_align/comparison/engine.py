@@ -43,7 +43,6 @@ class Comparison:
 
     rows: list[RecordResult]
     notes: list[str]
-    replayed: bool
     roots: frozenset[str]
     interrupted: bool = False
 
@@ -94,7 +93,7 @@ class Engine:
         rows = [self._rules.apply(row) for row in rows]
         roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
         notes = [*interruptions, *self._collect_notes(rows)]
-        return Comparison(rows, notes, not self._replay.reason, roots, bool(interruptions and lost))
+        return Comparison(rows, notes, roots, bool(interruptions and lost))
 
     def recompute(self, row_key: str, scope: str, phase: Phase) -> tuple[TensorRecord, Array, Array] | None:
         """(record, actual, golden) of a judged result, float64, or None where there is no replay of it."""

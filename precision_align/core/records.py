@@ -120,8 +120,8 @@ class RunInfo:
 
     ``run`` is unique to one capture session; ``device`` the kind and name of the model's device ("cpu", "npu:0",
     "npu:0 simulated ascend910b"); ``aliases``: scope -> its other names; ``parameters``: parameter name -> other names
-    (tied); ``modules``: scope -> full class name, in registration order; ``wrappers``: scopes whose class is a known
-    wrapper; ``notes``: what was not recorded and why.
+    (tied); ``modules``: scope -> full class name, in registration order;
+    ``notes``: what was not recorded and why.
     """
 
     run: str

@@ -40,7 +40,7 @@ def row(scope, status=Status.PASS, **changes):
 
 
 def find(*rows, rules=None, notes=()):
-    return locate(Comparison(list(rows), list(notes), True, frozenset({""})), rules)
+    return locate(Comparison(list(rows), list(notes), frozenset({""})), rules)
 
 
 ROOT = row("")
@@ -175,5 +175,5 @@ def test_no_verdict_says_why_in_its_first_note():
         "the runs differ, and what may be the cause could not be judged: 1 in all, first b, forward, step 0 "
         "(no replay of it)"
     )
-    cut_off = Comparison([row("a"), ROOT], ["candidate: it was stopped"], True, frozenset({""}), interrupted=True)
+    cut_off = Comparison([row("a"), ROOT], ["candidate: it was stopped"], frozenset({""}), interrupted=True)
     assert (locate(cut_off).verdict, locate(cut_off).notes[0]) == (Verdict.NOT_COMPARABLE, "candidate: it was stopped")
