@@ -15,13 +15,14 @@ import torch
 from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
+from precision_align.recording.copies import Staged
 from precision_align.recording.forcing import Forcer
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line, plain_attributes
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.staging import untouched
 from precision_align.recording.substitution import substitute
 from precision_align.recording.tape import Place, Tape
 

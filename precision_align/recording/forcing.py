@@ -20,10 +20,11 @@ from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.recording.companions import Companion
+from precision_align.recording.copies import Staged
 from precision_align.recording.parameters import Owned, gradient_of, owned_buffers, owned_parameters
 from precision_align.recording.plan import Plan
 from precision_align.recording.shards import is_distributed
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Tape
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.values import load_tensor

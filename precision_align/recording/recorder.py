@@ -125,7 +125,7 @@ class Recorder:
             self._cleanup.close()
             self._crew.finish()
             self._note_unseen()
-            self._tape.sink.close(replace(self._info, notes=tuple(self._tape.notes)))
+            self._tape.close(replace(self._info, notes=tuple(self._tape.notes)))
 
     def _note_unseen(self) -> None:
         if self._crew.muted:
@@ -199,6 +199,7 @@ class Recorder:
         self._crew.start_step()
         self._num_steps += 1
         if not clock.recording:
+            self._tape.release()
             return
         self._hooks.attach(self._model)
         self._calls.start_step()

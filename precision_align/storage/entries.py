@@ -14,7 +14,7 @@ from precision_align.core.records import Statistics, TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
 SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
@@ -70,7 +70,7 @@ class Finisher:
         self._summaries.clear()
         self._digests.clear()
 
-    def finish(self, draft: Draft) -> Entry:
+    def finish(self, draft: AnyDraft) -> Entry:
         """Compute what the record's tier asks for.
 
         The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
@@ -98,7 +98,7 @@ class Finisher:
             table,
         )
 
-    def _digest(self, draft: Draft, words: Array) -> bytes:
+    def _digest(self, draft: AnyDraft, words: Array) -> bytes:
         """A recorder hands the same array out for every sighting of an unchanged tensor: it is hashed once."""
         known = self._digests.get(id(draft.words))
         if known is not None and known[0]() is draft.words:
@@ -133,7 +133,7 @@ class Finisher:
         return statistics, table if tier is Tier.SKETCH else None
 
 
-def check_words(draft: Draft) -> tuple[Array | None, str]:
+def check_words(draft: AnyDraft) -> tuple[Array | None, str]:
     """The draft's words in their proper word type, or None and the reason why they cannot be kept."""
     record, words = draft.record, draft.words
     if words is None:

@@ -23,13 +23,15 @@ import atexit
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Union
+from typing import Any, Callable, Union
 
 from precision_align.core.records import Call, Point, RunInfo
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
@@ -63,7 +65,7 @@ class _Value:
     saved: bool
 
 
-_Item = Union[Draft, Entry, Call, _Value, _EndStep]
+_Item = Union[AnyDraft, Entry, Call, Sequence[Item], _Value, _EndStep]
 
 
 class Hdf5Sink:
@@ -110,7 +112,21 @@ class Hdf5Sink:
         self._thread.start()
         self._at_exit = _close_at_exit(self)
 
-    def put(self, draft: Draft) -> None:
+    def put_many(self, items: Sequence[Item], nbytes: int) -> None:
+        """Take tensors and calls at once; what does not fit into the queue is taken one by one as by ``put``."""
+        if not self._accepts():
+            return
+        if self._queue.put(items, nbytes + _RECORD_BYTES * len(items), self._patience):
+            self._stalled = False
+            return
+        self._stalled = True
+        for item in items:
+            if isinstance(item, DeferredDraft):
+                self.put(item)
+            else:
+                self.put_call(item.call() if isinstance(item, DeferredCall) else item)
+
+    def put(self, draft: AnyDraft) -> None:
         """Take a tensor; waits while the queue is full, and keeps a sketch of it where that takes too long."""
         if not self._accepts():
             return
@@ -126,7 +142,7 @@ class Hdf5Sink:
         """Once the wait was in vain there is none until the queue has room again: waits must not add up."""
         return 0.0 if self._stalled else self._settings.wait_seconds
 
-    def _reduce(self, draft: Draft) -> None:
+    def _reduce(self, draft: AnyDraft) -> None:
         """Queue what little of a tensor has a place while the disk stands still, at most as much again as its limit."""
         self._notes.add(f"from step {draft.record.key.step} on, for a while: {_SLOW}")
         finisher = Finisher()
@@ -221,15 +237,18 @@ class Hdf5Sink:
             self._finish_part()
         elif isinstance(item, _Value):
             self._points.append(item)
+        elif isinstance(item, (list, tuple)) and not isinstance(item, DeferredCall):
+            for one in item:
+                self._add(one)
         else:
             self._add(item)
 
-    def _add(self, item: Union[Draft, Entry, Call]) -> None:
+    def _add(self, item: Any) -> None:
         part = self._open_part()
-        if isinstance(item, Call):
-            part.add_call(item)
+        if isinstance(item, (Call, DeferredCall)):
+            part.add_call(item.call() if isinstance(item, DeferredCall) else item)
         else:
-            self._add_entry(part, self._finisher.finish(item) if isinstance(item, Draft) else item)
+            self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
         if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
             self._finish_part()
 
@@ -289,7 +308,7 @@ class Hdf5Sink:
 
 
 def _describe(item: _Item) -> str:
-    return str(item.record.key) if isinstance(item, Draft) else type(item).__name__
+    return str(item.record.key) if isinstance(item, (Draft, DeferredDraft)) else type(item).__name__
 
 
 def _close_at_exit(sink: Hdf5Sink) -> Callable[[], None]:
