@@ -40,21 +40,16 @@ class Staged:
         form: Form,
         words: Optional[Array] = None,
         parts: Sequence[tuple[str, Staged]] = (),
+        slab: Optional[Array] = None,
+        offset: int = 0,
+        address: int = 0,
     ) -> None:
         self.form, self._words, self.parts = form, words, parts
-        self._slab: Optional[Array] = None
-        self._offset = self.address = 0
-
-    @classmethod
-    def in_slab(cls, form: Form, slab: Array, offset: int, address: int) -> Staged:
-        """A plain copy that lies in a slab."""
-        staged = cls(form)
-        staged._slab, staged._offset, staged.address = slab, offset, address
-        return staged
+        self._slab, self._offset, self.address = slab, offset, address
 
     def seen_as(self, form: Form) -> Staged:
-        """The same bytes, of a tensor of another form."""
-        return Staged.in_slab(form, self._slab, self._offset, self.address)  # type: ignore[arg-type]
+        """The same bytes in the slab, of a tensor of another form."""
+        return Staged(form, None, (), self._slab, self._offset, self.address)
 
     def changed(self, **fields: Any) -> Staged:
         """The same words or parts; some of what is known of the tensor is another."""

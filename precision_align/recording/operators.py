@@ -23,12 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from precision_align.core.records import OPERATOR_SCOPE, Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
-from precision_align.recording.calls import WRITTEN, CallRecorder, Leaves, flatten_arguments, prefixed
+from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.findings import Findings
 from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
+from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")

@@ -249,7 +249,7 @@ class Recorder:
         except Exception as error:
             self._tape.excuse(f"the call of {scope!r}", error)
 
-    def _leave(self, module: torch.nn.Module, scope: str, output: Any) -> Any:
+    def _leave(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any, output: Any) -> Any:
         """Returns None, or in a forced session what the module is to return."""
         if not self._open or not self._tape.clock.recording:
             return None

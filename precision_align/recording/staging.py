@@ -35,9 +35,12 @@ _LOWEST_ADDRESS = 1 << 32
 _LONG_BYTES = 1 << 20
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 _copy_locked = ctypes.memmove
-_copy_unlocked, _compare = ctypes.CDLL(None).memmove, ctypes.PyDLL(None).memcmp
-for _function in (_copy_unlocked, _compare):
+# Whether two stretches of memory differ: addresses and bytes. Like the copy, without giving up the interpreter's lock.
+compare_memory: Callable[[int, int, int], int] = ctypes.PyDLL(None).memcmp
+_copy_unlocked = ctypes.CDLL(None).memmove
+for _function in (_copy_unlocked, compare_memory):
     _function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _copy_unlocked.restype = ctypes.c_void_p
 _num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -61,6 +64,11 @@ def untouched() -> Iterator[None]:
         yield
 
 
+def has_modes() -> bool:
+    """Whether any function or dispatch mode is on."""
+    return bool(_num_function_modes() or torch._C._len_torch_dispatch_stack())
+
+
 def _never(tensor: torch.Tensor) -> bool:
     return False
 
@@ -74,7 +82,7 @@ _is_transformed: Callable[[torch.Tensor], bool] = getattr(
 class Stager:
     """Copies tensors; hands the same copy out again while the tensor's memory holds the same bits.
 
-    That is looked at, not believed: writes through ``.data`` or through NumPy do not count as a new version of a tensor.
+    That is looked at, not believed: writes through ``.data`` or through NumPy do not count as a new version.
     """
 
     def __init__(self, limit: Optional[int] = None) -> None:
@@ -113,7 +121,7 @@ class Stager:
 
         Nothing here calls an operator, which modes could see: this is most of the cost of recording.
         """
-        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg() or _is_transformed(tensor):
+        if not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_neg() or _is_transformed(tensor):
             return None
         looks = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
         try:
@@ -121,29 +129,23 @@ class Stager:
         except KeyError:
             form = self._forms[looks] = _make_form(tensor)
         pointer = tensor.data_ptr()
-        if form is None or pointer < _LOWEST_ADDRESS or (form.dtype[:7] == "complex" and tensor.is_conj()):
+        if form is None or pointer < _LOWEST_ADDRESS or (form.dtype[0] == "c" and tensor.is_conj()):
             return None
         nbytes = form.nbytes
         known = self._copies.get(pointer)
-        if known is not None and known.form.nbytes == nbytes and not _compare(known.address, pointer, nbytes):
+        if known is not None and known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
             return known if known.form is form else known.seen_as(form)
         slab, offset, address = self._slabs.take(nbytes)
         (_copy_locked if nbytes < _LONG_BYTES else _copy_unlocked)(address, pointer, nbytes)
-        staged = Staged.in_slab(form, slab, offset, address)
-        self._remember(pointer, staged)
+        staged = Staged(form, None, (), slab, offset, address)
+        self._remember(pointer, staged, nbytes if known is None else nbytes - known.form.nbytes)
         return staged
 
-    def _remember(self, pointer: int, staged: Staged) -> None:
-        before = self._copies.pop(pointer, None)
-        if before is not None:
-            self._held_bytes -= before.form.nbytes
+    def _remember(self, pointer: int, staged: Staged, more: int) -> None:
         self._copies[pointer] = staged
-        self._held_bytes += staged.form.nbytes
+        self._held_bytes += more
         while self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
-            oldest = next(iter(self._copies))
-            self._held_bytes -= self._copies.pop(oldest).form.nbytes
-            if oldest == pointer:
-                return
+            self._held_bytes -= self._copies.pop(next(iter(self._copies))).form.nbytes
 
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
         shard = describe_shard(tensor)

@@ -63,6 +63,38 @@ class Clock:
         return max(self.micro, 0)
 
 
+class Shelf:
+    """The slots of one place's records, the same in every step."""
+
+    __slots__ = ("_fixed", "_rank", "_slots", "tier")
+
+    def __init__(self, rank: int, place: Place, tier: Tier) -> None:
+        self._rank, self.tier = rank, tier
+        self._fixed = (place.scope, place.call, place.pass_, place.op)
+        self._slots: dict[tuple[Any, ...], Slot] = {}
+
+    def find(
+        self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
+    ) -> Slot:
+        """The slot of a record."""
+        try:
+            looks = (source, phase, role, path, ordinal, *extra.items()) if extra else (source, role, path, ordinal)
+            return self._slots[looks]
+        except KeyError:
+            if len(self._slots) >= _MAX_SLOTS:  # extras that never come again
+                self._slots.clear()
+            slot = self._slots[looks] = self._make(source, phase, role, path, ordinal, extra)
+            return slot
+        except TypeError:  # a list in extra
+            return self._make(source, phase, role, path, ordinal, extra)
+
+    def _make(
+        self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
+    ) -> Slot:
+        scope, call, pass_, op = self._fixed
+        return Slot(self._rank, source, scope, call, pass_, op, ordinal, phase, role, path, extra or {})
+
+
 @dataclass
 class Tape:
     """Hands drafts, calls and points to the sink, in the order of one session-wide counter.
@@ -83,7 +115,7 @@ class Tape:
     _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
-    _slots: dict[tuple[Any, ...], Slot] = field(default_factory=dict)
+    _shelves: dict[tuple[Any, ...], Shelf] = field(default_factory=dict)
     _waiting: list[Item] = field(default_factory=list)
     _waiting_bytes: int = 0
 
@@ -132,49 +164,45 @@ class Tape:
         extra: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Hand a tensor that was copied before (at ``order``) to the sink; a sparse one's parts follow as path#part."""
-        slot = self._find_slot(place, source, phase, role, path, ordinal, extra)
-        with self._lock:
-            tier, reason = self._choose_tier(place.scope, staged)
-            number = next(self._counter) if order is None else order
-            self.num_records += 1
-            self._waiting.append(DeferredDraft(slot, place.step, place.micro, number, tier, reason, staged))
-            self._waiting_bytes += staged.form.nbytes
-            if self._waiting_bytes >= _BATCH_BYTES or len(self._waiting) >= _BATCH_ITEMS:
-                self._hand_on()
-        for name, part in staged.parts:
-            self.hand_over(place, source, phase, role, f"{path}#{name}", part, ordinal=ordinal, extra=extra)
+        number = place.number if place.op else ordinal
+        self.put(self.find_shelf(place), place, source, phase, role, path, number, staged, extra, order)
 
-    def _find_slot(
+    def find_shelf(self, place: Place) -> Shelf:
+        """Where the slots of a place's records are; the same object for the same call of every step."""
+        looks = place[2:7]
+        found = self._shelves.get(looks)
+        if found is None:
+            if len(self._shelves) >= _MAX_SLOTS:
+                self._shelves.clear()
+            found = self._shelves[looks] = Shelf(self.rank, place, self.plan.tier(place.scope))
+        return found
+
+    def put(
         self,
+        shelf: Shelf,
         place: Place,
         source: Source,
         phase: Phase,
         role: Role,
         path: str,
-        ordinal: int,
+        number: int,
+        staged: Staged,
         extra: Optional[Mapping[str, Any]],
-    ) -> Slot:
-        number = place.number if place.op else ordinal
-        fixed = (source, place.scope, place.call, place.pass_, place.op, number, phase, role, path)
-        if not extra:
-            found = self._slots.get(fixed)
-            if found is None:
-                found = self._slots[fixed] = Slot(self.rank, *fixed)
-            return found
-        try:
-            looks = (*fixed, *extra.items())
-            found = self._slots.get(looks)
-        except TypeError:  # a list in extra
-            return Slot(self.rank, *fixed, extra)
-        if found is None:
-            if len(self._slots) >= _MAX_SLOTS:  # extras that never come again
-                self._slots.clear()
-            found = self._slots[looks] = Slot(self.rank, *fixed, extra)
-        return found
-
-    def _choose_tier(self, scope: str, staged: Staged) -> tuple[Tier, str]:
-        wanted = self.plan.tier(scope)
-        return (wanted, "") if self.budget is None else self.budget.choose(wanted, staged)
+        order: Optional[int] = None,
+    ) -> None:
+        """As :meth:`hand_over`, where the shelf is known; ``number``: the ordinal in the key."""
+        slot = shelf.find(source, phase, role, path, number, extra)
+        with self._lock:
+            tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
+            if order is None:
+                order = next(self._counter)
+            self._waiting.append(DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged))
+            self._waiting_bytes += staged.form.nbytes
+            self.num_records += 1
+            if self._waiting_bytes >= _BATCH_BYTES or len(self._waiting) >= _BATCH_ITEMS:
+                self._hand_on()
+        for name, part in staged.parts:
+            self.put(shelf, place, source, phase, role, f"{path}#{name}", number, part, extra)
 
     def call(self, call: Union[Call, DeferredCall]) -> None:
         """Hand a finished call to the sink."""
@@ -191,7 +219,7 @@ class Tape:
         items, nbytes = self._waiting, self._waiting_bytes
         self._waiting, self._waiting_bytes = [], 0
         if items:
-            put_all(self.sink, items, nbytes)
+            self.guard("records", put_all, self.sink, items, nbytes)
 
     def end_step(self, step: int) -> None:
         """Forget copies and make the step durable."""
