@@ -21,7 +21,7 @@ from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
 from precision_align.recording.sightings import Sighting, describe_origin, same_bits, shares_memory
 from precision_align.recording.sites import Site
-from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
+from precision_align.recording.structures import Leaves, flatten_arguments, flatten_call, prefixed
 from precision_align.recording.substitution import substitute
 from precision_align.recording.tape import Place, Shelf, Tape
 from precision_align.storage.drafts import DeferredCall
@@ -135,7 +135,7 @@ class CallRecorder:
         frames = self._frames
         above = frames[-1] if frames else None
         place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE)
-        tree, leaves = flatten_arguments({"args": args, "kwargs": kwargs})
+        tree, leaves = flatten_call(args, kwargs)
         site = self._find_site(module, scope)
         parent = -1 if above is None else above.identity
         frame = Frame(site, place, self._tape.find_shelf(place), identity, parent, self._tape.tick(), tree)
@@ -161,10 +161,11 @@ class CallRecorder:
         Returns what the module is to return instead, None (nearly always) for what it has returned.
         """
         frames = self._frames
-        if not any(frame.module is module for frame in frames):
-            return None
-        while frames[-1].module is not module:
-            self._close(frames.pop(), _NOTHING, "its end was not seen")
+        if not frames or frames[-1].module is not module:
+            if not any(frame.module is module for frame in frames):
+                return None
+            while frames[-1].module is not module:
+                self._close(frames.pop(), _NOTHING, "its end was not seen")
         frame = frames.pop()
         raised = sys.exc_info()[1]
         if raised is not None and raised is not frame.raised_before:
@@ -197,12 +198,13 @@ class CallRecorder:
 
     def _number(self, scope: str, pass_: Pass) -> tuple[Place, int]:
         clock = self._tape.clock
+        batch = clock.batch
+        key = (batch, scope, pass_)
         with self._lock:
-            key = (clock.batch, scope, pass_)
             call = self._numbers.get(key, 0)
-            self.called.add(scope)
             self._numbers[key] = call + 1
-            return Place(clock.step, clock.batch, scope, call, pass_), clock.next_identity()
+            self.called.add(scope)
+            return Place(clock.step, batch, scope, call, pass_), next(clock.identities)
 
     def _take_inputs(self, frame: Frame, leaves: Leaves) -> None:
         if self._with_gradients and frame.grad_enabled:

@@ -76,17 +76,13 @@ class Tap:
         self.place, self.path, self.extra = place, path, extra
         self._tape, self._shelf, self._num_edges, self._dtype = tape, shelf, num_edges, dtype
         self._sum: Optional[torch.Tensor] = None
+        self.is_single = num_edges == 1
         self._seen = self._passes = 0
         self.task = -1
 
-    @property
-    def is_single(self) -> bool:
-        """Whether it waits for one contribution only."""
-        return self._num_edges == 1
-
     def take(self, gradient: Optional[torch.Tensor]) -> None:
         """One contribution; None where autograd had nothing to send."""
-        if self._num_edges == 1:
+        if self.is_single:
             if gradient is not None:
                 self._record(gradient)
             return

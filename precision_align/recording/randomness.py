@@ -17,7 +17,6 @@ from precision_align.storage.hashing import digest_bytes
 
 # Philox generators (CUDA, NPU) have a state of 16 bytes: the seed and the offset, 64 bits each.
 _PHILOX_BYTES = 16
-_DEVICES = ("cuda", "npu")
 _last: dict[str, tuple[torch.Tensor, int, str]] = {}
 _described: dict[str, str] = {}
 
@@ -40,8 +39,11 @@ def describe_generators() -> Mapping[str, str]:
 
 
 def _describe_all() -> dict[str, str]:
-    found = {"cpu": _describe("cpu", torch.default_generator.get_state())}
-    for name in _DEVICES:
+    text = _describe("cpu", torch.default_generator.get_state())
+    if not torch.cuda.is_initialized() and "torch_npu" not in sys.modules:
+        return {"cpu": text}
+    found = {"cpu": text}
+    for name in ("cuda", "npu"):
         device = getattr(torch, name, None)
         if device is None or (name == "npu" and "torch_npu" not in sys.modules):
             continue

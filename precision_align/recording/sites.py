@@ -24,6 +24,7 @@ class Site:
         self._kind = ""
         self._attributes: Any = _UNKNOWN
         self._values: list[Any] = []
+        self._ids: list[int] = []
 
     @property
     def kind(self) -> str:
@@ -51,10 +52,11 @@ class Site:
         """Its plain attributes where it is one of torch's own, see ``plain_attributes``."""
         if not self.kind.startswith("torch.nn."):
             return None
-        values = list(vars(self.module).values())
-        if self._attributes is _UNKNOWN or not _are_same(values, self._values):
+        own = vars(self.module).values()
+        if self._attributes is _UNKNOWN or list(map(id, own)) != self._ids:
             self._attributes = plain_attributes(self.module)
-            self._values = values if is_settled(self.module) else []
+            self._values = list(own)  # kept, so that ids stay their own
+            self._ids = list(map(id, own)) if is_settled(self.module) else []
         tree: Optional[Tree] = self._attributes
         return tree
 
@@ -68,11 +70,6 @@ class Site:
         """The buffers that it holds itself, each once, by their names."""
         buffers = self.module._buffers
         return _name_once(buffers) if buffers else ()
-
-
-def _are_same(values: list[Any], before: list[Any]) -> bool:
-    """Whether two lists hold the very same objects; their own idea of equality is not asked."""
-    return list(map(id, values)) == list(map(id, before))
 
 
 def _name_once(tensors: Any) -> Iterable[tuple[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -35,13 +35,25 @@ def prefixed(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if path else prefix
 
 
+def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tree, Leaves]:
+    """The tree of {"args", "kwargs"} and its tensors."""
+    if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:  # most modules
+        return _one_tensor(), (("args.0", args[0]),)
+    return flatten_arguments({"args": args, "kwargs": kwargs})
+
+
+@cache
+def _one_tensor() -> Tree:
+    return flatten_arguments({"args": (torch.empty(0),), "kwargs": {}})[0]
+
+
 def flatten_arguments(value: Any) -> tuple[Tree, Leaves]:
     """The tree and tensors of any value; an object whose own code raises is kept as its class name alone.
 
     Trees of equal structures are one object: they are not to be changed.
     """
     if type(value) is torch.Tensor:
-        return _TENSOR_TREE, [("", value)]
+        return _TENSOR_TREE, (("", value),)
     looks: list[Any] = []
     tensors: list[torch.Tensor] = []
     if not _look(value, looks, tensors, 0):
