@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
@@ -58,6 +58,7 @@ class Tap:
         "_sum",
         "_tape",
         "extra",
+        "is_single",
         "path",
         "place",
         "task",
@@ -270,15 +271,8 @@ def sequence_of(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-@cache
-def _stands_for_leaf(kind: type) -> bool:
-    """Whether nodes of this type stand for leaves; a user's Function can never have this name."""
-    return kind.__name__ == "AccumulateGrad"
-
-
-@cache
-def _casts(kind: type) -> bool:
-    return kind.__name__ == "ToCopyBackward0"
+# The types of nodes that stand for leaves, and of casts; no Function of a user's can have these names.
+_LEAF, _CAST = "AccumulateGrad", "ToCopyBackward0"
 
 
 def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
@@ -294,7 +288,7 @@ def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edg
     stack = [node for node in roots if node is not None]
     while stack:
         node = stack.pop()
-        if id(node) in seen or id(node) in keep or _stands_for_leaf(type(node)):
+        if id(node) in seen or id(node) in keep or type(node).__name__ == _LEAF:
             continue
         seen[id(node)] = node
         if node._sequence_nr() < boundary:
@@ -311,13 +305,14 @@ def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edg
 
 
 def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    if _stands_for_leaf(type(node)):
+    kind = type(node).__name__
+    if kind == _LEAF:
         return targets.leaves.get(id(node.variable)) if targets.leaves else None
-    if _casts(type(node)):
+    if kind == _CAST:
         # Autocast casts a parameter once and shares the cast between all calls: what this call sends to the cast is
         # its share, what the cast sends on is everybody's.
         below = node.next_functions[0][0]
-        if below is not None and _stands_for_leaf(type(below)) and id(below.variable) in targets.leaves:
+        if below is not None and type(below).__name__ == _LEAF and id(below.variable) in targets.leaves:
             return targets.leaves[id(below.variable)]
     return targets.edges.get((id(node), number))
 

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from precision_align.storage.hashing import digest_bytes
 
 # Philox generators (CUDA, NPU) have a state of 16 bytes: the seed and the offset, 64 bits each.
 _PHILOX_BYTES = 16
+_cuda_is_initialized: Callable[[], bool] = torch.cuda.is_initialized
 _last: dict[str, tuple[torch.Tensor, int, str]] = {}
 _described: dict[str, str] = {}
 
@@ -40,7 +41,7 @@ def describe_generators() -> Mapping[str, str]:
 
 def _describe_all() -> dict[str, str]:
     text = _describe("cpu", torch.default_generator.get_state())
-    if not torch.cuda.is_initialized() and "torch_npu" not in sys.modules:
+    if not _cuda_is_initialized() and "torch_npu" not in sys.modules:
         return {"cpu": text}
     found = {"cpu": text}
     for name in ("cuda", "npu"):

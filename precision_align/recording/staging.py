@@ -37,12 +37,19 @@ _LONG_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _copy_locked = ctypes.memmove
-# Whether two stretches of memory differ: addresses and bytes. Like the copy, without giving up the interpreter's lock.
-compare_memory: Callable[[int, int, int], int] = ctypes.PyDLL(None).memcmp
-_copy_unlocked = ctypes.CDLL(None).memmove
-for _function in (_copy_unlocked, compare_memory):
-    _function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_copy_unlocked.restype = ctypes.c_void_p
+
+
+def _find_function(library: ctypes.CDLL, name: str) -> Callable[[int, int, int], int]:
+    """A function of the C library: two addresses and a number of bytes."""
+    function = getattr(library, name)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    found: Callable[[int, int, int], int] = function
+    return found
+
+
+# Whether two stretches of memory differ; like the copy above, without giving up the interpreter's lock.
+compare_memory = _find_function(ctypes.PyDLL(None), "memcmp")
+_copy_unlocked = _find_function(ctypes.CDLL(None), "memmove")
 _num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
@@ -157,9 +164,9 @@ class Stager:
         if reason:
             return describe(tensor, reason=reason)
         if type(tensor) in _PLAIN_TYPES:
-            staged = self._stage_plain(tensor)
-            if staged is not None:
-                return staged
+            plain = self._stage_plain(tensor)
+            if plain is not None:
+                return plain
         state = _version_state(tensor)
         known = self._on_device.get(id(tensor))
         if known is not None and state is not None and known[0]() is tensor and known[1] == state:

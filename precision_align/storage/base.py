@@ -53,7 +53,7 @@ class Sink(Protocol):
         """Write what is left; after this the dump is complete."""
 
 
-def put_all(sink: Sink, items: Sequence[Item], nbytes: int) -> None:
+def put_all(sink: Sink, items: list[Item], nbytes: int) -> None:
     """Hand tensors and calls over in their order; ``nbytes``: what the tensors' copies weigh."""
     put_many = getattr(sink, "put_many", None)
     if put_many is not None:

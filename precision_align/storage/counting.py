@@ -8,7 +8,7 @@ from typing import Optional
 
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage import layout
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft
 from precision_align.storage.entries import Entry, Finisher, narrow_words
 from precision_align.storage.layout import ALIGNMENT
 from precision_align.storage.settings import PART_BYTES
@@ -84,7 +84,7 @@ class CountingSink:
         self._running = _Running()
         self._info_bytes = 0
 
-    def put(self, draft: Draft) -> None:
+    def put(self, draft: AnyDraft) -> None:
         """Count a tensor."""
         self._running.add(self._running.finisher.finish(draft))
 

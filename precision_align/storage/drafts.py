@@ -80,7 +80,13 @@ class Slot:
 
 
 class Copy(Protocol):
-    """A tensor that was copied: its form, its words or None (see :class:`~precision_align.storage.base.Draft`)."""
+    """A tensor that was copied: its form, its words or None (see :class:`~precision_align.storage.base.Draft`).
+
+    ``address``: where plain words lie, not 0 only where they are as the form says, in C order.
+    """
+
+    @property
+    def address(self) -> int: ...
 
     @property
     def form(self) -> Form: ...
@@ -106,6 +112,11 @@ class DeferredDraft:
     def words(self) -> Array | None:
         """The raw words."""
         return self.copy.words
+
+    @property
+    def key_text(self) -> str:
+        """The text of the record's key."""
+        return f"{self.step}/{self.micro}/{self.slot.tail}"
 
     @property
     def record(self) -> TensorRecord:

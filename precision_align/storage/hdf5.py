@@ -42,11 +42,14 @@ from precision_align.storage.runs import Run, write_run
 from precision_align.storage.series import SeriesFile
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import encode_info
+from precision_align.storage.texts import Encoder
 
 _FULL = "the disk is full: payloads were left out from here on"
 _SLOW = "the disk was too slow: a sketch was kept instead of the payload"
 # What a record without words weighs in the queue, roughly.
 _RECORD_BYTES = 1024
+# Items that are hashed and summarized in one call, where so many wait.
+_ITEMS_AT_ONCE = 64
 
 
 class _EndStep:
@@ -65,7 +68,7 @@ class _Value:
     saved: bool
 
 
-_Item = Union[AnyDraft, Entry, Call, Sequence[Item], _Value, _EndStep]
+_Item = Union[AnyDraft, Entry, Call, list[Item], _Value, _EndStep]
 
 
 class Hdf5Sink:
@@ -96,7 +99,7 @@ class Hdf5Sink:
         self._sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
-        self._finisher = Finisher()
+        self._finisher, self._encoder = Finisher(), Encoder()
         self._part: Part | None = None
         self._points: list[_Value] = []
         self._ring = Ring(start.folder, settings.keep)
@@ -112,7 +115,7 @@ class Hdf5Sink:
         self._thread.start()
         self._at_exit = _close_at_exit(self)
 
-    def put_many(self, items: Sequence[Item], nbytes: int) -> None:
+    def put_many(self, items: list[Item], nbytes: int) -> None:
         """Take tensors and calls at once; what does not fit into the queue is taken one by one as by ``put``."""
         if not self._accepts():
             return
@@ -217,17 +220,31 @@ class Hdf5Sink:
     def _run(self) -> None:
         last = False
         while not last:
-            item = self._queue.get()
-            try:
-                self._take(item)
-            except Exception as error:  # kept for the reader of the dump: the training must go on
-                self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
-            finally:
-                last = isinstance(item, _EndStep) and item.last
-                if isinstance(item, _EndStep):
-                    item.done.set()
-                del item
-                self._queue.release()
+            items = self._queue.get_several(_ITEMS_AT_ONCE)
+            self._prepare(items)
+            while items:
+                last = self._deal_with(items.pop(0)) or last
+
+    def _prepare(self, items: Sequence[_Item]) -> None:
+        """Hash and summarize what has come, in one call."""
+        several = [item if isinstance(item, list) else [item] for item in items]
+        drafts = [one for group in several for one in group if isinstance(one, (DeferredDraft, Draft))]
+        try:
+            self._finisher.prepare(drafts)
+        except Exception as error:  # then each is done by itself
+            self._notes.add(f"the dump writer met {type(error).__name__}: {error}")
+
+    def _deal_with(self, item: _Item) -> bool:
+        """One item; whether it was the last."""
+        try:
+            self._take(item)
+        except Exception as error:  # kept for the reader of the dump: the training must go on
+            self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
+        finally:
+            if isinstance(item, _EndStep):
+                item.done.set()
+            self._queue.release()
+        return isinstance(item, _EndStep) and item.last
 
     def _take(self, item: _Item) -> None:
         if isinstance(item, _EndStep):
@@ -237,16 +254,14 @@ class Hdf5Sink:
             self._finish_part()
         elif isinstance(item, _Value):
             self._points.append(item)
-        elif isinstance(item, (list, tuple)) and not isinstance(item, DeferredCall):
-            for one in item:
-                self._add(one)
         else:
-            self._add(item)
+            for one in item if isinstance(item, list) else [item]:
+                self._add(one)
 
     def _add(self, item: Any) -> None:
         part = self._open_part()
         if isinstance(item, (Call, DeferredCall)):
-            part.add_call(item.call() if isinstance(item, DeferredCall) else item)
+            part.add_call(item)
         else:
             self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
         if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
@@ -254,7 +269,7 @@ class Hdf5Sink:
 
     def _open_part(self) -> Part:
         if self._part is None:
-            self._part = Part(self._folder, self._sequence, self.note, self._settings)
+            self._part = Part(self._folder, self._sequence, self.note, self._settings, self._encoder)
         return self._part
 
     def _add_entry(self, part: Part, entry: Entry) -> None:
