@@ -104,7 +104,7 @@ class CallRecorder:
 
         Worker threads (DataParallel) see an empty stack while the root's call is open on another thread.
         """
-        return graph_task() == -1 and not self._frames and (scope == "" or self._num_open == 0)
+        return graph_task() == -1 and not self.frames and (scope == "" or self._num_open == 0)
 
     def start_step(self) -> None:
         """Number calls from 0 again; frames that a KeyboardInterrupt or an early stop left behind are dropped."""
@@ -117,10 +117,11 @@ class CallRecorder:
     @property
     def open_frames(self) -> Sequence[Frame]:
         """The module calls that run on this thread, the innermost last."""
-        return self._frames
+        return self.frames
 
     @property
-    def _frames(self) -> list[Frame]:
+    def frames(self) -> list[Frame]:
+        """The same, to be changed."""
         try:
             stacks: dict[int, list[Frame]] = self._local.frames
         except AttributeError:
@@ -130,9 +131,8 @@ class CallRecorder:
             stacks[task] = []
         return stacks[task]
 
-    def enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
-        """Before a module's forward."""
-        frames = self._frames
+    def enter(self, frames: list[Frame], module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+        """Before a module's forward; ``frames``: the calls around it."""
         above = frames[-1] if frames else None
         place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE)
         tree, leaves = flatten_call(args, kwargs)
@@ -160,7 +160,7 @@ class CallRecorder:
 
         Returns what the module is to return instead, None (nearly always) for what it has returned.
         """
-        frames = self._frames
+        frames = self.frames
         if not frames or frames[-1].module is not module:
             if not any(frame.module is module for frame in frames):
                 return None

@@ -82,11 +82,7 @@ class Tap:
         self.task = -1
 
     def take(self, gradient: Optional[torch.Tensor]) -> None:
-        """One contribution; None where autograd had nothing to send."""
-        if self.is_single:
-            if gradient is not None:
-                self._record(gradient)
-            return
+        """One contribution of several; None where autograd had nothing to send."""
         self._seen += 1
         if gradient is not None:
             with untouched():
@@ -102,10 +98,11 @@ class Tap:
     def finish(self) -> None:
         """Record what came, at the latest when the backward pass ends."""
         if self._sum is not None:
-            self._record(self._sum)
+            self.record(self._sum)
         self._sum, self._seen = None, 0
 
-    def _record(self, gradient: torch.Tensor) -> None:
+    def record(self, gradient: torch.Tensor) -> None:
+        """Copy a whole gradient and hand it over."""
         if self._dtype is not None and self._dtype is not gradient.dtype:
             with untouched():
                 gradient = gradient.detach().to(self._dtype)
@@ -183,10 +180,11 @@ class Ledger:
                 return
             with self._lock:
                 for tap, index in slots:
-                    if tap.is_single:
-                        tap.take(gradients[index])
-                    else:
-                        self._take_share(tap, gradients[index])
+                    gradient = gradients[index]
+                    if not tap.is_single:
+                        self._take_share(tap, gradient)
+                    elif gradient is not None:
+                        tap.record(gradient)
         except Exception as error:
             self.tape.excuse("a gradient", error)
 
@@ -272,7 +270,7 @@ def sequence_of(node: Any) -> int:
 
 
 # The types of nodes that stand for leaves, and of casts; no Function of a user's can have these names.
-_LEAF, _CAST = "AccumulateGrad", "ToCopyBackward0"
+_LEAF, _CAST = _SPECIAL = ("AccumulateGrad", "ToCopyBackward0")
 
 
 def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
@@ -284,37 +282,41 @@ def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edg
     if not targets:
         return found
     seen: dict[int, Any] = {}  # keeps the nodes' Python objects alive, so that their ids stay their own
-    keep, boundary = targets.keep, targets.boundary
+    keep, boundary, edges, leaves = targets.keep, targets.boundary, targets.edges, targets.leaves
     stack = [node for node in roots if node is not None]
     while stack:
         node = stack.pop()
-        if id(node) in seen or id(node) in keep or type(node).__name__ == _LEAF:
+        key = id(node)
+        if key in seen or key in keep or type(node).__name__ == _LEAF:
             continue
-        seen[id(node)] = node
+        seen[key] = node
         if node._sequence_nr() < boundary:
             continue
-        for index, (below, number) in enumerate(node.next_functions):
+        index = -1
+        for below, number in node.next_functions:
+            index += 1
             if below is None:
                 continue
-            path = _path_of(below, number, targets)
+            path = edges.get((id(below), number))
+            if path is None and type(below).__name__ in _SPECIAL:
+                path = _path_of_leaf(below, leaves)
             if path is not None:
                 found.setdefault(path, []).append((node, index))
-            elif id(below) not in seen:
+            else:
                 stack.append(below)
     return found
 
 
-def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    kind = type(node).__name__
-    if kind == _LEAF:
-        return targets.leaves.get(id(node.variable)) if targets.leaves else None
-    if kind == _CAST:
-        # Autocast casts a parameter once and shares the cast between all calls: what this call sends to the cast is
-        # its share, what the cast sends on is everybody's.
-        below = node.next_functions[0][0]
-        if below is not None and type(below).__name__ == _LEAF and id(below.variable) in targets.leaves:
-            return targets.leaves[id(below.variable)]
-    return targets.edges.get((id(node), number))
+def _path_of_leaf(node: Any, leaves: Mapping[int, str]) -> Optional[str]:
+    """The path of the leaf that this node stands for, or casts.
+
+    Autocast casts a parameter once and shares the cast between all calls: what a call sends to the cast is its share,
+    what the cast sends on is everybody's.
+    """
+    if type(node).__name__ == _CAST:
+        node = node.next_functions[0][0]
+    is_leaf = node is not None and type(node).__name__ == _LEAF
+    return leaves.get(id(node.variable)) if is_leaf else None
 
 
 class Output(NamedTuple):

@@ -240,12 +240,14 @@ class Recorder:
         ):
             return
         try:
-            if self._calls.is_outermost(scope):
+            frames = self._calls.frames
+            if not frames and self._calls.is_outermost(scope):
                 self._begin_forward(scope)
                 if scope == "":
                     self._crew.start_batch(args, kwargs)
+                frames = self._calls.frames
             if clock.recording:
-                self._calls.enter(module, scope, args, kwargs)
+                self._calls.enter(frames, module, scope, args, kwargs)
         except Exception as error:
             self._tape.excuse(f"the call of {scope!r}", error)
 

@@ -18,7 +18,7 @@ import torch
 from precision_align.core.dtypes import DTYPES
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
 from precision_align.recording.shards import describe_shard, local_shard
-from precision_align.recording.slabs import Slabs
+from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
@@ -36,6 +36,8 @@ _LONG_BYTES = 1 << 20
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_NO_SLAB = Slab(0)
+_UP = ALIGNMENT - 1
 _copy_locked = ctypes.memmove
 
 
@@ -94,6 +96,7 @@ class Stager:
 
     def __init__(self, limit: Optional[int] = None) -> None:
         self._slabs = Slabs(default_staging_bytes() if limit is None else limit)
+        self._slab, self._next, self._end = _NO_SLAB, 0, 0
         self._forms: dict[tuple[Any, ...], Optional[Form]] = {}
         self._copies: dict[int, Staged] = {}  # by the address that was copied
         self._held_bytes = 0
@@ -109,6 +112,7 @@ class Stager:
         """Give memory back that waits for the next copies."""
         self.forget()
         self._slabs.clear()
+        self._slab, self._next, self._end = _NO_SLAB, 0, 0
 
     def stage(self, tensor: torch.Tensor) -> Staged:
         """A :class:`Staged` of any tensor, never an exception."""
@@ -140,17 +144,32 @@ class Stager:
             return None
         nbytes = form.nbytes
         known = self._copies.get(pointer)
-        if known is not None and known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
-            return known if known.form is form else known.seen_as(form)
-        slab, offset, address = self._slabs.take(nbytes)
+        if known is not None:
+            if known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
+                return known if known.form is form else known.seen_as(form)
+            self._held_bytes -= known.form.nbytes
+        address = self._next
+        if address + nbytes > self._end:
+            address = self._take_slab(nbytes)
+        slab = self._slab.array
+        if nbytes <= OWN_BYTES:
+            self._next = (address + nbytes + _UP) & -ALIGNMENT
         (_copy_locked if nbytes < _LONG_BYTES else _copy_unlocked)(address, pointer, nbytes)
-        staged = Staged(form, None, (), slab, offset, address)
-        self._remember(pointer, staged, nbytes if known is None else nbytes - known.form.nbytes)
+        self._copies[pointer] = staged = Staged(form, slab, address)
+        self._held_bytes += nbytes
+        if self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
+            self._let_go()
         return staged
 
-    def _remember(self, pointer: int, staged: Staged, more: int) -> None:
-        self._copies[pointer] = staged
-        self._held_bytes += more
+    def _take_slab(self, nbytes: int) -> int:
+        """Go on in another slab; returns where."""
+        self._slab = _NO_SLAB  # let go of the last one first: it may be free by now
+        self._slab = slab = self._slabs.find(nbytes)
+        self._next, self._end = slab.address, slab.address + (SLAB_BYTES if nbytes <= OWN_BYTES else 0)
+        return slab.address
+
+    def _let_go(self) -> None:
+        """Forget the oldest copies."""
         while self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
             self._held_bytes -= self._copies.pop(next(iter(self._copies))).form.nbytes
 
