@@ -113,6 +113,11 @@ class DeferredDraft:
         return self.copy.words
 
     @property
+    def extra(self) -> Mapping[str, Any]:
+        """The record's ``extra``; most often it is the slot's."""
+        return self.slot.extra if not self.copy.parts and not self.copy.form.extra else self.record.extra
+
+    @property
     def key_text(self) -> str:
         """The text of the record's key."""
         return f"{self.step}/{self.micro}/{self.slot.tail}"

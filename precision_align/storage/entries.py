@@ -92,7 +92,7 @@ class Finisher:
         new: dict[int, tuple[Any, Lying]] = {}
         for draft in drafts:
             holder = draft.copy if isinstance(draft, DeferredDraft) else draft.words
-            if holder is None or id(holder) in new or self._known_digest(holder):
+            if holder is None or id(holder) in new or (id(holder) in self._digests and self._known_digest(holder)):
                 continue
             lying = locate(draft)
             if lying is not None:

@@ -35,7 +35,7 @@ from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
-from precision_align.storage.parts import MAX_ROWS, Part
+from precision_align.storage.parts import Part
 from precision_align.storage.queues import ByteQueue
 from precision_align.storage.rings import Ring
 from precision_align.storage.runs import Run, write_run
@@ -264,7 +264,7 @@ class Hdf5Sink:
             part.add_call(item)
         else:
             self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
-        if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
+        if part.is_full:
             self._finish_part()
 
     def _open_part(self) -> Part:
