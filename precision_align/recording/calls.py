@@ -12,10 +12,12 @@ import torch
 
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
+from precision_align.recording.consumers import Targets
 from precision_align.recording.copies import Staged
 from precision_align.recording.forcing import Forcer
-from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
+from precision_align.recording.gradients import Ledger, Output, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.nodes import graph_task, running_node
 from precision_align.recording.origins import caller_line
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
@@ -242,7 +244,8 @@ class CallRecorder:
             if self.forcer is not None and frame.pair is not None:
                 tensor, staged = self._force(frame, path, tensor, staged, extra, forced)
             local = prefixed("output", path)
-            frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
+            if len(leaves) > 1:
+                frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
                 parent.remember(tensor, _name_result(frame.place.scope, frame.place.call, local), staged)
             outputs.append(Output(local, tensor, extra))

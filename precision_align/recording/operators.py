@@ -26,8 +26,8 @@ from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.findings import Findings
-from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.nodes import graph_task, running_node, sequence_position
 from precision_align.recording.origins import caller_line
 from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape

@@ -105,11 +105,12 @@ class ParameterRecorder:
                 self._record(item, Phase.BACKWARD, Role.GRADIENT, gradient, ordinal)
 
     def _record(self, item: Owned, phase: Phase, role: Role, tensor: torch.Tensor, ordinal: int) -> None:
-        if not self._tape.plan.wants_scope(item.scope):
+        tape, clock = self._tape, self._tape.clock
+        if not tape.plan.wants_scope(item.scope):
             return
-        clock = self._tape.clock
         place = Place(clock.step, clock.batch, item.scope, 0)
-        self._tape.record(place, Source.PARAMETERS, phase, role, item.local, tensor, ordinal=ordinal)
+        shelf, staged = tape.find_shelf(place), tape.stage(tensor)
+        tape.put(shelf, place, Source.PARAMETERS, phase, role, item.local, ordinal, staged, None)
 
 
 def gradient_of(parameter: torch.Tensor) -> Optional[torch.Tensor]:
