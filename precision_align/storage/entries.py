@@ -130,7 +130,9 @@ class Finisher:
         copy, form = draft.copy, draft.copy.form
         words = copy.words
         assert words is not None
-        tier, reason = self._decide(draft.tier, form.nbytes)
+        tier, reason = draft.tier, ""
+        if tier is not Tier.STATISTICS:
+            tier, reason = self._decide(tier, form.nbytes)
         digest = self._digest(copy, words)
         values, table = self._summarize(digest, words, dtype_of(form.dtype), tier)
         kept = words if tier is Tier.FULL else None

@@ -247,7 +247,10 @@ class Hdf5Sink:
         return isinstance(item, _EndStep) and item.last
 
     def _take(self, item: _Item) -> None:
-        if isinstance(item, _EndStep):
+        if isinstance(item, list):
+            for one in item:
+                self._add(one)
+        elif isinstance(item, _EndStep):
             self._points = [value for value in self._points if self._part is not None or not value.saved]
             if item.last and self._points:
                 self._open_part()
@@ -255,11 +258,12 @@ class Hdf5Sink:
         elif isinstance(item, _Value):
             self._points.append(item)
         else:
-            for one in item if isinstance(item, list) else [item]:
-                self._add(one)
+            self._add(item)
 
     def _add(self, item: Any) -> None:
-        part = self._open_part()
+        part = self._part
+        if part is None:
+            part = self._open_part()
         if isinstance(item, (Call, DeferredCall)):
             part.add_call(item)
         else:

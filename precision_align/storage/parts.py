@@ -95,7 +95,9 @@ class Part:
             return
         self._index += row
         self._keys.append(key)
-        self._cover(source.step if isinstance(source, DeferredDraft) else source.key.step)
+        step = source.step if isinstance(source, DeferredDraft) else source.key.step
+        if step != self._last or self._first is None:
+            self._cover(step)
 
     def _place(self, entry: Entry) -> Placement:
         if entry.sketch is not None:
