@@ -29,8 +29,9 @@ REUSED_BYTES = 1 << 28
 REUSED_COPIES = 1 << 14
 # Of copies from a device only the last ones: they are reused at once or not at all.
 REUSED_ON_DEVICE = 32
-# Storages that were freed (FSDP) have data pointers near zero: offsets without a base. No mapping lies there.
-_LOWEST_ADDRESS = 1 << 32
+# Storages that were freed (FSDP) have data pointers near zero: offsets without a base. What lies below this is looked
+# at more closely; the mappings of ordinary processes lie above it.
+_LOWEST_ADDRESS = 1 << 36
 # From here on a copy takes longer than handing the interpreter's lock over and back.
 _LONG_BYTES = 1 << 20
 
@@ -148,30 +149,40 @@ class Stager:
             if known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
                 return known if known.form is form else known.seen_as(form)
             self._held_bytes -= known.form.nbytes
-        address = self._next
-        if address + nbytes > self._end:
-            address = self._take_slab(nbytes)
-        slab = self._slab.array
-        if nbytes <= OWN_BYTES:
-            self._next = (address + nbytes + _UP) & -ALIGNMENT
+        address = self._reserve(nbytes)
         (_copy_locked if nbytes < _LONG_BYTES else _copy_unlocked)(address, pointer, nbytes)
-        self._copies[pointer] = staged = Staged(form, slab, address)
+        self._copies[pointer] = staged = Staged(form, self._slab.array, address)
         self._held_bytes += nbytes
         if self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
             self._let_go()
         return staged
 
-    def _take_slab(self, nbytes: int) -> int:
-        """Go on in another slab; returns where."""
-        self._slab = _NO_SLAB  # let go of the last one first: it may be free by now
-        self._slab = slab = self._slabs.find(nbytes)
-        self._next, self._end = slab.address, slab.address + (SLAB_BYTES if nbytes <= OWN_BYTES else 0)
-        return slab.address
+    def _reserve(self, nbytes: int) -> int:
+        """The address of so many bytes in ``self._slab``."""
+        address = self._next
+        if address + nbytes > self._end:
+            self._slab = _NO_SLAB  # let go of the last one first: it may be free by now
+            self._slab = self._slabs.find(nbytes)
+            address = self._slab.address
+            self._end = address + (SLAB_BYTES if nbytes <= OWN_BYTES else 0)
+        self._next = (address + nbytes + _UP) & -ALIGNMENT
+        return address
 
     def _let_go(self) -> None:
         """Forget the oldest copies."""
         while self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
             self._held_bytes -= self._copies.pop(next(iter(self._copies))).form.nbytes
+
+    def _stage_strided(self, tensor: torch.Tensor) -> Optional[Staged]:
+        """A tensor in the CPU's memory, but in another order (channels last, a transposed view); None for any other."""
+        if not tensor.is_cpu or tensor.layout is not _STRIDED or not _has_words(tensor) or _repeats(tensor):
+            return None
+        form = describe(tensor).form
+        address = self._reserve(form.nbytes)
+        offset = address - int(self._slab.array.__array_interface__["data"][0])
+        room = torch.from_numpy(self._slab.array[offset : offset + form.nbytes])
+        room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        return Staged(form, self._slab.array, address)
 
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
         shard = describe_shard(tensor)
@@ -183,7 +194,7 @@ class Stager:
         if reason:
             return describe(tensor, reason=reason)
         if type(tensor) in _PLAIN_TYPES:
-            plain = self._stage_plain(tensor)
+            plain = self._stage_plain(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
         state = _version_state(tensor)
@@ -198,15 +209,22 @@ class Stager:
         return staged
 
 
-def _make_form(tensor: torch.Tensor) -> Optional[Form]:
-    """The form of a plain CPU tensor whose memory is its words in logical C order, None for all others."""
+def _has_words(tensor: torch.Tensor) -> bool:
+    """Whether NumPy can show its memory as the words of its dtype, and there is any."""
     name = dtype_name(tensor)
     row = DTYPES.get(name)
-    if row is None or row.kind == "quantized" or name == "complex32" or not tensor.numel():
-        return None
-    if not tensor.is_contiguous() or any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
-        return None
-    return describe(tensor).form
+    return row is not None and row.kind != "quantized" and name != "complex32" and tensor.numel() > 0
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it is expanded: a dimension of several elements lies in one place."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape))
+
+
+def _make_form(tensor: torch.Tensor) -> Optional[Form]:
+    """The form of a plain CPU tensor whose memory is its words in logical C order, None for all others."""
+    plain = _has_words(tensor) and tensor.is_contiguous() and not _repeats(tensor)
+    return describe(tensor).form if plain else None
 
 
 def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
@@ -234,6 +252,8 @@ def _obstacle(tensor: torch.Tensor) -> str:
         return "a meta tensor has no values"
     if _is_transformed(tensor):
         return "inside a torch.func transform"
+    if tensor.layout is _STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.untyped_storage().nbytes():
+        return "its memory was freed"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph capture"
     if kind not in _PLAIN_TYPES and not _has_default_dispatch(kind) and layout_of(tensor) != "jagged":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.live
 def test_a_slab_is_taken_again_once_all_views_are_gone():
     pool = Slabs(10 * SLAB_BYTES)
     first = pool.find(100)
-    held = first.array[5:9].view("<u4")
+    held = first.array[5:9].view("<i4")
     second = pool.find(100)
     assert second is not first
     derived = torch.from_numpy(held)
@@ -71,9 +72,23 @@ def test_a_stager_gives_its_memory_back_when_nothing_is_recorded():
     assert slab.is_free
 
 
-def test_a_freed_storage_has_a_reason_or_no_words_but_does_not_crash():
+@pytest.mark.parametrize("part", [slice(0, 10), slice(10, 20), slice(0, 20, 2)])
+def test_a_freed_storage_has_a_reason(part):
     whole = torch.arange(100.0)
-    part = whole[10:20]
-    whole.untyped_storage().resize_(0)
-    assert part.data_ptr() < staging._LOWEST_ADDRESS
-    assert Stager()._stage_plain(part) is None
+    view = whole[part]
+    whole.untyped_storage().resize_(0)  # as FSDP does; reading it would crash
+    staged = Stager().stage(view)
+    assert staged.words is None
+    assert staged.reason == "its memory was freed"
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "complex64", "bool"])
+def test_tensors_in_another_order_are_copied_into_slabs_too(name):
+    tensor = torch.randn(3, 4, 5, 6).to(getattr(torch, name)).to(memory_format=torch.channels_last)
+    stager = Stager()
+    for view in (tensor, tensor.transpose(0, 3), tensor[:, ::2], tensor.conj() if name == "complex64" else tensor):
+        staged = stager.stage(view)
+        before = view.resolve_conj().clone(memory_format=torch.contiguous_format)
+        assert staged.address
+        assert staged.stride == view.stride()
+        np.testing.assert_array_equal(staged.words.view(np.uint8), before.view(torch.uint8).numpy())
