@@ -28,7 +28,15 @@ def describe_generators() -> Mapping[str, str]:
 
     A counter-based generator is described as "SEED+OFFSET", any other by a fingerprint of its whole state, 16
     hexadecimal digits: equal texts mean that the same numbers come next. One object as long as nothing was drawn.
+    Empty inside a torch.func transform, where a new tensor is a wrapper without memory.
     """
+    try:
+        return _describe_generators()
+    except RuntimeError:
+        return {}
+
+
+def _describe_generators() -> Mapping[str, str]:
     global _settled
     alone = not _cuda_is_initialized() and "torch_npu" not in sys.modules
     if alone and not has_modes():
