@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.models import Models
 from precision_align.recording.tape import Place, Tape
 
 
@@ -59,7 +60,7 @@ class Inventory:
 def walk_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Every module once, without its name: a fraction of the cost of ``named_modules``."""
     seen: set[int] = set()
-    stack: list[Optional[torch.nn.Module]] = [model]
+    stack: list[Optional[torch.nn.Module]] = [*model._modules.values()] if isinstance(model, Models) else [model]
     while stack:
         module = stack.pop()
         if module is not None and id(module) not in seen:

@@ -229,7 +229,7 @@ class Recorder:
             self._info = update_models(self._info, self._model)
         self._others.add(scope)
         if self._tape.clock.recording:
-            self._hooks.attach(self._model)
+            self._hooks.attach(self._model, begins=False)
             if "parameters" in self._tape.plan.sources:
                 self._tape.guard("parameters", self._parameters.record_start, scope)
         return scope
