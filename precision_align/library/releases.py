@@ -38,6 +38,21 @@ class Releases:
         lines = {name.partition(".post")[0]: name for name in reversed(older)}
         return (first, *sorted(lines.values(), key=order))
 
+    def list_available(self, since: tuple[str, ...]) -> tuple[str, ...]:
+        """The releases read in which something exists that came with ``since``, one version a line; empty: all."""
+        return tuple(name for name in self.names if self.is_available(name, since))
+
+    def is_available(self, release: str, since: tuple[str, ...]) -> bool:
+        """Whether any release, read or not, has it: judged by order within and between the lines of torch."""
+        return not since or _is_after(release, since)
+
+
+def _is_after(release: str, since: tuple[str, ...]) -> bool:
+    """At or after the newest torch line's first version; or a later post of one of the older lines."""
+    newest = max(since, key=order)
+    same_line = [first for first in since if order(first)[:3] == order(release)[:3]]
+    return order(release) >= order(newest) or any(order(release) >= order(first) for first in same_line)
+
 
 def order(version: str) -> tuple[int, ...]:
     """Sort key of a torch_npu version: torch's version, then the post number."""

@@ -45,15 +45,17 @@ class TouchedRow:
 class WheelDiff:
     """All differences, old to new; names carry their namespace ("npu::", "aten::") where they are overloads.
 
+    ``delegated``: removed aten overloads whose .out form, which still has a kernel, serves them from now on;
     ``kernels``: name -> (old, new) implementations; ``deprecated``: new deprecations and what to use instead;
     ``to_cpu``, ``from_cpu``: operators whose NPU kernel now runs, or no longer runs, on the CPU; an aten operator among
-    ``removed`` has lost its NPU kernel and falls back; ``dtypes``: name -> (no longer named, newly named).
+    ``removed`` has no NPU kernel of its own any more and is composed or falls back; ``dtypes``: name -> (no longer named, newly named).
     """
 
     old: str
     new: str
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    delegated: frozenset[str]
     signatures: tuple[ChangedSignature, ...]
     kernels: Mapping[str, tuple[str, str]]
     deprecated: Mapping[str, str]
@@ -83,8 +85,7 @@ class WheelDiff:
         """Overload or plain name -> what changed, in words; without what was merely added."""
         reasons: dict[str, list[str]] = {}
         for name in self.removed:
-            lost = "lost its NPU kernel" if name.startswith("aten::") else "removed"
-            reasons.setdefault(name, []).append(lost)
+            reasons.setdefault(name, []).append(self._phrase_removal(name))
         for changed in self.signatures:
             texts = [f"{c.text} ({c.effect})" for c in changed.changes if c.effect != Effect.COMPATIBLE]
             texts = texts or [change.text for change in changed.changes]
@@ -99,6 +100,11 @@ class WheelDiff:
         for name, (lost_dtypes, gained) in self.dtypes.items():
             reasons.setdefault(f"npu::{name}", []).append(_phrase_dtypes(lost_dtypes, gained))
         return {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
+
+    def _phrase_removal(self, name: str) -> str:
+        if not name.startswith("aten::"):
+            return "removed"
+        return "served by its .out overload" if name in self.delegated else "no NPU kernel of its own: composed, or CPU"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -136,11 +142,13 @@ def _phrase_dtypes(lost: Sequence[str], gained: Sequence[str]) -> str:
 def compare_wheels(old: Inventory, new: Inventory, rows: Sequence[MappingRow] = ()) -> WheelDiff:
     """All differences from ``old`` to ``new``, and the rows among ``rows`` that mention a changed operator."""
     common = [name for name in old.operators if name in new.operators]
+    gone = old.operators.keys() - new.operators.keys()
     diff = WheelDiff(
         old.version,
         new.version,
         tuple(sorted(new.operators.keys() - old.operators.keys() | _name_atb(new.atb - old.atb))),
-        tuple(sorted(old.operators.keys() - new.operators.keys() | _name_atb(old.atb - new.atb))),
+        tuple(sorted(gone | _name_atb(old.atb - new.atb))),
+        frozenset(name for name in gone if f"{name.partition('.')[0]}.out" in new.operators),
         tuple(_compare_schemas(old.operators, new.operators, common)),
         dict(_compare_kernels(old.operators, new.operators, common)),
         {name: instead for name, instead in sorted(new.deprecated.items()) if name not in old.deprecated},
@@ -220,7 +228,7 @@ def render_diff(diff: WheelDiff) -> str:
     ):
         found = [changed for changed in diff.signatures if changed.effect == effect]
         lines += _section(title, [f"{c.name}: {'; '.join(change.text for change in c.changes)}" for c in found])
-    lines += _section("removed (an aten operator falls back or is composed from now on)", diff.removed)
+    lines += _section("removed", [f"{name}: {diff.explain()[name]}" for name in diff.removed])
     lines += _section("deprecated", [f"{n}{f': use {i}' if i else ''}" for n, i in diff.deprecated.items()])
     lines += _section("runs on the CPU from now on", diff.to_cpu)
     lines += _section("no longer runs on the CPU", diff.from_cpu)
