@@ -101,7 +101,7 @@ def _normalize(default: str) -> str:
 
 def compare_signatures(old: Signature, new: Signature) -> list[SignatureChange]:
     """Every difference; one entry of effect "compatible" where only the spelling differs."""
-    changes = [*_find_lost(old, new), *_find_added(old, new), *_find_altered(old, new)]
+    changes = [*_find_lost(old, new), *_find_added(old, new), *_find_altered(old, new), *_find_moved(old, new)]
     if old.returns != new.returns:
         text = f"returns {', '.join(old.returns) or 'nothing'} -> {', '.join(new.returns) or 'nothing'}"
         breaking = [_strip_alias(r) for r in old.returns] != [_strip_alias(r) for r in new.returns]
@@ -152,6 +152,14 @@ def _find_altered(old: Signature, new: Signature) -> Iterator[SignatureChange]:
         after = new.get(before.name)
         if after is not None:
             yield from _compare_arguments(before, after)
+
+
+def _find_moved(old: Signature, new: Signature) -> Iterator[SignatureChange]:
+    """Arguments in another order: a call by position passes each to the wrong one, and may not raise."""
+    before = [a.name for a in old.arguments if not a.keyword_only and new.get(a.name) is not None]
+    after = [a.name for a in new.arguments if a.name in before]
+    if before != after:
+        yield SignatureChange(Effect.SILENT, f"order of arguments {', '.join(before)} -> {', '.join(after)}")
 
 
 def _compare_arguments(before: Argument, after: Argument) -> Iterator[SignatureChange]:

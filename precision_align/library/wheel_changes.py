@@ -45,10 +45,10 @@ class TouchedRow:
 class WheelDiff:
     """All differences, old to new; names carry their namespace ("npu::", "aten::") where they are overloads.
 
-    ``delegated``: removed aten overloads whose .out form, which still has a kernel, serves them from now on;
-    ``kernels``: name -> (old, new) implementations; ``deprecated``: new deprecations and what to use instead;
-    ``to_cpu``, ``from_cpu``: operators whose NPU kernel now runs, or no longer runs, on the CPU; an aten operator among
-    ``removed`` has no NPU kernel of its own any more and is composed or falls back; ``dtypes``: name -> (no longer named, newly named).
+    ``delegated``: removed aten overloads that their .out form serves from now on (other removed aten overloads are
+    composed or run on the CPU); ``kernels``: name -> (old, new) implementations; ``deprecated``: new deprecations and
+    what to use instead; ``to_cpu``, ``from_cpu``: operators whose NPU kernel now runs, or no longer runs, on the CPU;
+    ``dtypes``: name -> (no longer named, newly named); ``uses``: lines of a source tree that call what changed.
     """
 
     old: str
@@ -98,7 +98,7 @@ class WheelDiff:
             for name in names:
                 reasons.setdefault(f"aten::{name}", []).append(text)
         for name, (lost_dtypes, gained) in self.dtypes.items():
-            reasons.setdefault(f"npu::{name}", []).append(_phrase_dtypes(lost_dtypes, gained))
+            reasons.setdefault(f"npu::{name}", []).append(f"documented dtypes {_phrase_dtypes(lost_dtypes, gained)}")
         return {name: "; ".join(dict.fromkeys(texts)) for name, texts in reasons.items()}
 
     def _phrase_removal(self, name: str) -> str:
@@ -136,7 +136,7 @@ class WheelDiff:
 def _phrase_dtypes(lost: Sequence[str], gained: Sequence[str]) -> str:
     parts = [f"no longer named: {', '.join(lost)}"] if lost else []
     parts += [f"newly named: {', '.join(gained)}"] if gained else []
-    return f"documented dtypes {'; '.join(parts)}"
+    return "; ".join(parts)
 
 
 def compare_wheels(old: Inventory, new: Inventory, rows: Sequence[MappingRow] = ()) -> WheelDiff:

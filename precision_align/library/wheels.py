@@ -32,7 +32,10 @@ _CPU_KERNEL = re.compile(
     rb"\. ?Now this kernel is running on CPU"
     rb"|The operator (?P<list>'?aten::[\w.:, and']+?) (?:is (?:currently )?not|need to be met)"
 )
-_DTYPE = re.compile(r"\b(?:bool|u?int(?:4|8|16|32|64)|h?i?float(?:8\w*|16|32|64)|bfloat16|complex(?:32|64|128))\b")
+_DTYPE = re.compile(  # ASCII: Chinese characters beside a name are no part of it
+    r"\b(?:bool|u?int(?:4|8|16|32|64)|(?:hi)?float(?:8(?:_e\dm\d\w*)?|16|32|64)|bfloat16|complex(?:32|64|128))\b",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)

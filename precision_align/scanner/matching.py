@@ -49,6 +49,7 @@ class RuleIndex:
         self._decorators = self._by("decorators")
         self._subscripts = self._by_all("subscripts")
         self._anywhere = [rule for rule in self.rules if rule.keywords and not (rule.calls or rule.methods)]
+        self._wanted = {name for rule in self._anywhere for name in rule.keywords}
         self._strings = [(re.compile(rule.strings), rule) for rule in self.rules if rule.strings]
         self._compared = [(re.compile(rule.compared), rule) for rule in self.rules if rule.compared]
         self._environment = [(_join_variables(rule), rule) for rule in self.rules if rule.environment]
@@ -100,6 +101,11 @@ class RuleIndex:
         rules = self._subscripts.get(last, ())
         return next((rule for rule in rules if self._fits(rule.argument, key)), None)
 
+    def may_match(self, name: str, last: str, keywords: Iterable[str | None]) -> bool:
+        """Whether any rule asks for a call of that name, or with such an argument: most calls need no closer look."""
+        by_name = name in self._calls or last in self._methods or last in self._functions
+        return by_name or not self._wanted.isdisjoint(keywords)
+
     def find_call(self, call: Call) -> CallHit | None:
         """The rule that says most: one of the function with its arguments, of the method, of the function's name."""
         for rule in self._calls.get(call.name, ()) if call.name else ():
@@ -110,8 +116,8 @@ class RuleIndex:
             hit = self._match_arguments(rule, call)
             if hit:
                 return hit
-        rule = self._functions.get(call.last)
-        return CallHit(rule) if rule else None
+        by_function = self._functions.get(call.last)
+        return CallHit(by_function) if by_function else None
 
     def find_keywords(self, call: Call) -> Iterator[CallHit]:
         """Rules for a named argument of any call."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from precision_align.scanner.matching import Call, RuleIndex
 from precision_align.scanner.rules import Rule
 
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+MODULES = frozenset({"torch.cuda", "torch.nn", "torch.nn.functional", "torch.distributed", "torch.cuda.amp"})
 _IMPORTERS = ("importlib.import_module", "importlib.util.find_spec", "__import__")
 
 
@@ -37,10 +39,15 @@ def scan_python(tree: ast.Module, index: RuleIndex, local: frozenset[str] = froz
 
 
 def collect_aliases(tree: ast.Module) -> dict[str, str]:
-    """Local name -> full name, for every import of the file. Relative imports keep their dots and so match nothing."""
+    """Local name -> full name, for every import of the file, and for assignments like ``cuda = torch.cuda``.
+
+    Relative imports keep their dots and so match nothing.
+    """
     aliases: dict[str, str] = {}
-    for node in _list_imports(tree.body):
-        if isinstance(node, ast.Import):
+    for node in _list_bindings(tree.body):
+        if isinstance(node, ast.Assign):
+            _bind_assignment(node, aliases)
+        elif isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
                 aliases[alias.asname or top] = alias.name if alias.asname else top
@@ -51,15 +58,24 @@ def collect_aliases(tree: ast.Module) -> dict[str, str]:
     return aliases
 
 
-def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+def _list_bindings(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom | ast.Assign]:
     for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign)):
             yield node
             continue
         for name in _BLOCKS:
             inner = getattr(node, name, None)
             if isinstance(inner, list):
-                yield from _list_imports(inner)
+                yield from _list_bindings(inner)
+
+
+def _bind_assignment(node: ast.Assign, aliases: dict[str, str]) -> None:
+    """A module of torch under another name."""
+    target = node.targets[0]
+    if len(node.targets) == 1 and isinstance(target, ast.Name) and isinstance(node.value, ast.Attribute):
+        name, imported = resolve(node.value, aliases)
+        if imported and name in MODULES:
+            aliases[target.id] = name
 
 
 def resolve(node: ast.expr, aliases: Mapping[str, str]) -> tuple[str, bool]:
@@ -81,7 +97,7 @@ class _Scan:
         self.index, self.aliases, self.local = index, aliases, local
         self.hits: list[Hit] = []
         self.explained: set[int] = set()
-        self.handlers = {
+        self.handlers: dict[type[ast.AST], Callable[[Any], None]] = {
             ast.Import: self._see_import,
             ast.ImportFrom: self._see_import_from,
             ast.Attribute: self._see_attribute,
@@ -146,8 +162,13 @@ class _Scan:
             self._add(self.index.find_name(full), node, full)
 
     def _see_call(self, node: ast.Call) -> None:
-        call = self._describe(node)
-        if self._see_import_call(node, call):
+        name, imported = resolve(node.func, self.aliases)
+        last = name.rpartition(".")[2]
+        importer = (name if imported else last) in _IMPORTERS
+        if not importer and not self.index.may_match(name, last, (keyword.arg for keyword in node.keywords)):
+            return
+        call = self._describe(node, name, imported)
+        if importer and self._see_import_call(node, call):
             return
         hit = self.index.find_call(call)
         hits = [hit] if hit else []
@@ -161,9 +182,7 @@ class _Scan:
 
     def _see_import_call(self, node: ast.Call, call: Call) -> bool:
         """importlib.import_module("flash_attn") is an import."""
-        if (call.name or call.last) not in _IMPORTERS or not call.positional:
-            return False
-        name = call.positional[0]
+        name = call.positional[0] if call.positional else ""
         return not self._is_local(name) and self._add(self.index.find_import(name), node, name)
 
     def _explain(self, node: ast.expr) -> None:
@@ -171,10 +190,9 @@ class _Scan:
         if isinstance(node, (ast.Constant, ast.JoinedStr)):
             self.explained.add(id(node))
 
-    def _describe(self, node: ast.Call) -> Call:
-        name, imported = resolve(node.func, self.aliases)
+    def _describe(self, node: ast.Call, name: str, imported: bool) -> Call:
         is_method = isinstance(node.func, ast.Attribute) and not imported
-        full = name if (imported and not self._is_local(name)) or name == "__import__" else ""
+        full = name if imported and not self._is_local(name) else ""
         return Call(
             full,
             name.rpartition(".")[2],
