@@ -131,14 +131,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _build(library: Library, folder: Path) -> int:
+    from precision_align.core.errors import Unavailable
     from precision_align.library.tables import render_json, render_markdown
     from precision_align.reporting.mapping_page import render_mapping_page
 
-    files = {
-        "mapping.md": render_markdown(library.rows),
-        "mapping.json": render_json(library.rows),
-        "mapping.html": render_mapping_page(library.rows),
-    }
+    files = {"mapping.md": render_markdown(library.rows), "mapping.json": render_json(library.rows)}
+    try:
+        files["mapping.html"] = render_mapping_page(library.rows)
+    except Unavailable as error:
+        print_log(f"no mapping.html: {error}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
