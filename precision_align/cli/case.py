@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from precision_align.cli.output import print_json, print_log, print_text
+
+if TYPE_CHECKING:
+    from precision_align.library.results import CaseReport
 
 SUMMARY = "test one operator, or all of the library, on a device"
 
@@ -20,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|MODULE:CALLABLE",
         help="what to test: one of the operator's own (torch, torch_npu), or a callable of yours that takes the case's "
         "keywords; default: the one that the operator prefers on that device",
+    )
+    run_parser.add_argument(
+        "--replacements",
+        metavar="DIR",
+        help="a folder of yours with <operator>.py files, each with a function of that name; its Python is executed",
+    )
+    run_parser.add_argument(
+        "--record", metavar="FILE", help="put the result into this evidence store (JSON), as reports/evidence.json"
     )
     run_parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
     run_parser.add_argument("--forward-only", action="store_true", help="do not test gradients")
@@ -50,16 +62,30 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.select,
         device=arguments.device,
         replacement=arguments.replacement,
+        replacements=arguments.replacements,
         seed=arguments.seed,
         backward=not arguments.forward_only,
         library=arguments.library,
         progress=print_log,
     )
+    if arguments.record:
+        _record(report, arguments)
     if arguments.json:
         print_json(report.to_dict())
     else:
         print_text(report.render())
     return 0 if report.passed else 1
+
+
+def _record(report: CaseReport, arguments: argparse.Namespace) -> None:
+    from precision_align.library.evidence import collect_proofs, record_proofs
+    from precision_align.library.folders import find_folders, load_operator
+
+    folders = find_folders(arguments.library)
+    operators = {result.op for result in report.results}
+    known = {op: len(load_operator(folders, op).cases) for op in operators}
+    count = record_proofs(arguments.record, collect_proofs(report, folders, known))
+    print_log(f"recorded {len(operators)} operator(s) in {arguments.record}, which holds {count} proofs")
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from precision_align.cli.output import print_json, print_log, print_text
 from precision_align.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from precision_align.library.evidence import Proof
     from precision_align.library.loading import Library
     from precision_align.library.rows import MappingRow
 
@@ -29,9 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_shared(listed)
     show = verbs.add_parser("show", help="show the rows of an operator, a row, a symbol or a module class")
     show.add_argument("name", metavar="OP", help="attention, M001, flash_attn.flash_attn_func, LlamaRMSNorm, ...")
+    _add_evidence(show)
     _add_shared(show)
-    _add_shared(verbs.add_parser("check", help="report every problem of every row and case at once"))
+    check = verbs.add_parser("check", help="report every problem of every row, case and proof at once")
+    _add_evidence(check)
+    _add_shared(check)
     build = verbs.add_parser("build", help="write mapping.md, mapping.json and mapping.html, a page to search")
+    _add_evidence(build)
     build.add_argument("-o", "--output", default="reports", metavar="DIR", help="where to (default: reports)")
     _add_shared(build)
     _add_adding(verbs.add_parser("add", help="add a row to a library of your own, to fill in"))
@@ -56,6 +61,14 @@ def _add_diffing(parser: argparse.ArgumentParser) -> None:
     _add_shared(parser)
 
 
+def _add_evidence(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--evidence",
+        metavar="FILE",
+        help="evidence store of case run --record (default: reports/evidence.json, if any)",
+    )
+
+
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--library", metavar="DIR", help="a library of yours instead of the bundled one")
     parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="machine-readable result")
@@ -71,12 +84,30 @@ def run(arguments: argparse.Namespace) -> int:
 
     library = load_library(arguments.library)
     if arguments.action == "build":
-        return _build(library, Path(arguments.output))
+        return _build(library, Path(arguments.output), _read_evidence(arguments))
     if arguments.action == "diff":
         return _diff(arguments, library)
     rows = _select(library, arguments) if arguments.action == "list" else _find(library, arguments.name)
     _print(rows, arguments.json, full=arguments.action == "show")
+    if arguments.action == "show" and not arguments.json:
+        _print_proofs({row.op for row in rows}, _read_evidence(arguments))
     return 0
+
+
+def _read_evidence(arguments: argparse.Namespace) -> list[Proof]:
+    """The store that is named, or the one beside the library: in a source tree, or in a team's own."""
+    from precision_align.library.evidence import read_store
+    from precision_align.library.folders import find_folders
+
+    beside = find_folders(arguments.library).cases.parent / "reports" / "evidence.json"
+    return read_store(arguments.evidence or beside)
+
+
+def _print_proofs(operators: set[str], proofs: list[Proof]) -> None:
+    for proof in proofs:
+        if proof.op in operators:
+            counts = ", ".join(f"{count} {status}" for status, count in proof.counts.items())
+            print_text(f"  last run     {proof.day} on {proof.device} with {proof.replacement}: {counts}")
 
 
 def _select(library: Library, arguments: argparse.Namespace) -> list[MappingRow]:
@@ -120,7 +151,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from precision_align.library.checking import check_library
     from precision_align.library.folders import find_folders
 
-    result = check_library(find_folders(arguments.library))
+    result = check_library(find_folders(arguments.library), _read_evidence(arguments))
     if arguments.json:
         print_json(dataclasses.asdict(result))
     else:
@@ -130,12 +161,15 @@ def _check(arguments: argparse.Namespace) -> int:
     return 1 if result.problems else 0
 
 
-def _build(library: Library, folder: Path) -> int:
+def _build(library: Library, folder: Path, proofs: list[Proof]) -> int:
     from precision_align.core.errors import Unavailable
+    from precision_align.library.evidence import render_store
     from precision_align.library.tables import render_json, render_markdown
     from precision_align.reporting.mapping_page import render_mapping_page
 
     files = {"mapping.md": render_markdown(library.rows), "mapping.json": render_json(library.rows)}
+    if proofs:
+        files["evidence.md"] = render_store(proofs)
     try:
         files["mapping.html"] = render_mapping_page(library.rows)
     except Unavailable as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from precision_align.core.errors import RuleError, Unavailable
 from precision_align.library.cases import Operator
+from precision_align.library.evidence import Proof, find_installed, find_stale
 from precision_align.library.folders import Folders, load_operator
 from precision_align.library.loading import read_all
 from precision_align.library.releases import read_releases
@@ -31,8 +32,11 @@ class CheckResult:
     untested: Mapping[str, int]
 
 
-def check_library(folders: Folders) -> CheckResult:
-    """Check every row and every case. Raises Unavailable where TOML cannot be read at all."""
+def check_library(folders: Folders, evidence: Sequence[Proof] = ()) -> CheckResult:
+    """Check every row, every case, and whether ``evidence`` still holds.
+
+    Raises Unavailable where TOML cannot be read at all.
+    """
     rows, problems = read_all(folders)
     notes: list[str] = []
     operators = _load_operators(folders, problems, notes)
@@ -46,6 +50,7 @@ def check_library(folders: Folders) -> CheckResult:
     problems += [f"op_cases/{op}: has cases, but mapping.toml has no row that they prove" for op in missing]
     problems += [problem for row in rows for problem in _check_replacement(row)]
     problems += _check_goldens(rows, folders)
+    problems += find_stale(evidence, folders, find_installed())
     count = sum(len(operator.cases) for operator in operators.values())
     untested = Counter(re.sub(r"\bM\d+\b", "another row", row.untested) for row in rows if row.untested)
     return CheckResult(tuple(problems), tuple(notes), len(rows), count, dict(untested.most_common()))

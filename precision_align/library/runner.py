@@ -21,6 +21,7 @@ from precision_align.library.folders import (
     find_folders,
     load_callable,
     load_operator,
+    load_replacements,
 )
 from precision_align.library.references import prepare_references
 from precision_align.library.results import CaseReport as CaseReport
@@ -43,6 +44,7 @@ class _Run:
 
     device: Device
     replacement: Replacement
+    replacements: Mapping[str, Compute]
     seed: int
     backward: bool
     progress: Progress
@@ -59,6 +61,7 @@ def run_cases(
     *,
     device: str = "cpu",
     replacement: Replacement = None,
+    replacements: PathLike | None = None,
     seed: int = 0,
     backward: bool = True,
     library: PathLike | HasFolders | None = None,
@@ -69,17 +72,21 @@ def run_cases(
     ``select``: "*", an operator, or "operator/case", each with wildcards; several in a list. ``device``: "cpu", "cuda",
     "npu" or "simulated[:profile]". ``replacement``: the name of one of the operator's own ("torch", "torch_npu"), a
     text "module:callable", or a callable that takes the case's keywords; None: the one that the operator prefers on
-    that device. ``library``: a folder of cases instead of the bundled one: its Python is executed. ``progress`` gets
-    one line an operator.
+    that device. ``replacements``: a folder of yours with ``<operator>.py`` files, each with a function of that name:
+    they are tested, and operators without one are left out. ``library``: a folder of cases instead of the bundled one:
+    its Python is executed. ``progress`` gets one line an operator.
 
     Raises UsageError (nothing selected, bad replacement), Unavailable (no torch, no such device or replacement here),
     RuleError (a broken cases.py). What a replacement itself raises is a failed case, not an exception.
     """
     if not 0 <= seed < MAXIMUM_SEED:
         raise UsageError(f"seed is {seed}, must be from 0 to {MAXIMUM_SEED - 1}")
-    run = _Run(_open(device), _resolve(replacement), seed, backward, progress)
+    mine = load_replacements(replacements) if replacements is not None else {}
+    run = _Run(_open(device), _resolve(replacement), mine, seed, backward, progress)
     patterns = _list_patterns(select)
     chosen = choose_cases(find_folders(library), patterns)
+    if replacements is not None:
+        chosen = _keep_replaced(chosen, mine, str(replacements))
     results = [result for operator, cases in chosen for result in _run_operator(run, operator, cases)]
     return CaseReport(results, " ".join(patterns), run.device.describe(), seed)
 
@@ -102,6 +109,23 @@ def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operat
         if pattern not in used:
             raise UsageError(_explain_nothing(pattern, folders))
     return list(chosen.values())
+
+
+def _keep_replaced(
+    chosen: list[tuple[Operator, list[OpCase]]], mine: Mapping[str, Compute], folder: str
+) -> list[tuple[Operator, list[OpCase]]]:
+    """The operators that the user's folder replaces. Raises UsageError for a file that is no selected operator's."""
+    names = [operator.name for operator, _ in chosen]
+    strangers = sorted(set(mine) - set(names))
+    if strangers:
+        raise UsageError(f"{folder}/{strangers[0]}.py: {_suggest(strangers[0], names)}")
+    return [(operator, cases) for operator, cases in chosen if operator.name in mine]
+
+
+def _suggest(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names) or 'no operators'}"
+    return f"no operator that is selected is called {name!r}: {hint}"
 
 
 def _list_patterns(select: str | Sequence[str]) -> list[str]:
@@ -155,7 +179,7 @@ def choose_replacement(operator: Operator, replacement: Replacement, device: Dev
 
 
 def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
-    name, compute = choose_replacement(operator, run.replacement, run.device)
+    name, compute = choose_replacement(operator, run.replacements.get(operator.name, run.replacement), run.device)
     if name == "torch_npu" and run.device.emulated:
         from precision_align.devices.torch_npu_lookalike import install_lookalike
 

@@ -12,7 +12,7 @@ import torch
 
 from precision_align.core.errors import RuleError, Unavailable, UsageError
 from precision_align.core.terms import Phase, Status
-from precision_align.library.loading import load_library
+from precision_align.library.folders import find_folders
 from precision_align.library.runner import list_cases, run_cases
 
 ONE = "swiglu/gate-first"
@@ -51,7 +51,7 @@ def test_selection() -> None:
     names = {case["case"] for case in list_cases(["swiglu/grid-*", "rope/half"])}
     assert names == {"swiglu/grid-10", "swiglu/grid-2", "swiglu/grid-100", "swiglu/grid-second", "rope/half"}
     assert len(list_cases("swiglu")) == len(list_cases("swiglu/*"))
-    assert {case["case"].split("/")[0] for case in list_cases("*")} == set(load_library().operators)
+    assert {case["case"].split("/")[0] for case in list_cases("*")} == set(find_folders().operators)
 
 
 @pytest.mark.parametrize("select", ["swigl", "swiglu/none", "", "a/b/c", "SWIGLU", []])
