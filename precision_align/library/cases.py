@@ -95,6 +95,7 @@ def settle(operator: Operator, compute: Compute) -> Compute:
         result = compute(**mine)
         if result is None and operator.rewrites:
             result = tuple(mine[name] for name in operator.rewrites)
+            result = result[0] if len(result) == 1 else result
         return result if operator.canonical is None else operator.canonical(inputs, result)
 
     return run if operator.rewrites or operator.canonical else compute
