@@ -10,8 +10,8 @@ def attention_merge(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over both key sets from the results over each. Returns (B, S, N, D) and its logsumexp (B, N, S).
 
-    ``output``, ``other`` (B, S, N, D); ``lse``, ``other_lse`` (B, N, S): log of the sum of exp(score) of each set; minus
-    infinity where a set has no key. Source: Liu, Zaharia and Abbeel, arXiv:2310.01889, section 3.
+    ``output``, ``other`` (B, S, N, D); ``lse``, ``other_lse`` (B, N, S): log of the sum of exp(score) of each set;
+    minus infinity where a set has no key. Source: Liu, Zaharia and Abbeel, arXiv:2310.01889, section 3.
     """
     output, other, lse, other_lse = output.double(), other.double(), lse.double(), other_lse.double()
     top = torch.maximum(lse, other_lse).detach()

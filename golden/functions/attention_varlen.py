@@ -20,8 +20,8 @@ def attention_varlen(
     """Attention within each sequence of a pack. Returns (Tq, N, D).
 
     ``q`` (Tq, N, D), ``k``, ``v`` (Tk, Nkv, D): all sequences one after the other; ``starts_q``, ``starts_k`` (B + 1,)
-    whole numbers: where each begins, and the total. ``causal`` is bottom-right within a sequence. Tokens that see no key
-    give zeros. Source: flash_attn_varlen_func's docstring.
+    whole numbers: where each begins, and the total. ``causal`` is bottom-right within a sequence. Tokens that see no
+    key give zeros. Source: flash_attn_varlen_func's docstring.
     """
     q, k, v = q.double(), k.double(), v.double()
     if k.shape[0] == 0:

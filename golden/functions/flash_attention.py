@@ -24,8 +24,8 @@ def flash_attention(
     ``q`` (B, Sq, N, D), ``k``, ``v`` (B, Skv, Nkv, D), N a multiple of Nkv. Query i stands at key p = i + Skv - Sq (the
     sequences end together). ``window`` (left, right): keys p - left .. p + right are seen, -1 is no limit; ``causal``:
     no key after p. ``softcap`` c > 0: c tanh(score / c). ``slopes`` (N,): ALiBi, minus slope times |p - j|.
-    A query that sees no key gives zeros, and minus infinity. Source: flash_attn 2.7's docstring of flash_attn_func; Dao,
-    arXiv:2307.08691; Press and others, arXiv:2108.12409 (ALiBi).
+    A query that sees no key gives zeros, and minus infinity. Source: flash_attn 2.7's docstring of flash_attn_func;
+    Dao, arXiv:2307.08691; Press and others, arXiv:2108.12409 (ALiBi).
     """
     q, k, v = (part.double().transpose(1, 2) for part in (q, k, v))
     groups = q.shape[1] // k.shape[1]

@@ -14,7 +14,8 @@ def group_norm(
     eps: float = 1e-5,
     activation: str = "none",
 ) -> torch.Tensor:
-    """Normalise (N, C, ...) over each group of C / ``groups`` consecutive channels and all positions. Returns its shape.
+    """Normalise (N, C, ...) over each group of C / ``groups`` consecutive channels and all positions. Returns its
+    shape.
 
     y = (x - mean) / sqrt(var + eps) * weight[c] + bias[c], var biased; ``activation``: "none" or "silu" (y sigmoid(y)).
     Source: Wu and He, arXiv:1803.08494, eq. 7.

@@ -10,8 +10,9 @@ def grouped_matmul(
 ) -> torch.Tensor:
     """Rows of expert e times its weight. Returns (T, N).
 
-    ``x`` (T, K), rows sorted by expert; ``weight`` (E, K, N), or (E, N, K) where ``transposed``; ``counts`` (E,) rows of
-    each expert, or where ``cumulative`` the end of each. Source: Gale and others, arXiv:2211.15841, section 3 (MegaBlocks).
+    ``x`` (T, K), rows sorted by expert; ``weight`` (E, K, N), or (E, N, K) where ``transposed``; ``counts`` (E,) rows
+    of each expert, or where ``cumulative`` the end of each. Source: Gale and others, arXiv:2211.15841, section 3
+    (MegaBlocks).
     """
     ends = counts if cumulative else torch.cumsum(counts, dim=0)
     expert = torch.bucketize(torch.arange(x.shape[0], device=x.device), ends, right=True)

@@ -10,8 +10,8 @@ def kl_div(
 ) -> torch.Tensor:
     """p (log p - log q), summed and divided by the batch ("batchmean"), summed, averaged, or not ("none").
 
-    ``log_q`` log probabilities, ``p`` probabilities, or their logarithms where ``log_target``, both (N, ...); p = 0 gives
-    0. Returns a number, or (N, ...). Source: Kullback and Leibler (1951); torch.nn.KLDivLoss.
+    ``log_q`` log probabilities, ``p`` probabilities, or their logarithms where ``log_target``, both (N, ...); p = 0
+    gives 0. Returns a number, or (N, ...). Source: Kullback and Leibler (1951); torch.nn.KLDivLoss.
     """
     log_q, p = log_q.double(), p.double()
     terms = torch.exp(p) * (p - log_q) if log_target else torch.where(p > 0, p * (torch.log(p) - log_q), 0 * log_q)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def moe_unpermute(rows: torch.Tensor, places: torch.Tensor, probs: torch.Tensor | None = None, *, k: int) -> torch.Tensor:
+def moe_unpermute(
+    rows: torch.Tensor, places: torch.Tensor, probs: torch.Tensor | None = None, *, k: int
+) -> torch.Tensor:
     """Sum over the k copies of each token, weighted. Returns (T, H).
 
     ``rows`` (M, H) sorted by expert, ``places`` (T * k,): copy t * k + j stands at row places[t * k + j], a place >= M

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def mrope(x: torch.Tensor, positions: torch.Tensor, *, sections: tuple[int, ...], base: float = 10000.0) -> torch.Tensor:
+def mrope(
+    x: torch.Tensor, positions: torch.Tensor, *, sections: tuple[int, ...], base: float = 10000.0
+) -> torch.Tensor:
     """Rotate half-split pairs, the first ``sections[0]`` of them by the time position, the next by height, then width.
 
     ``x`` (T, N, D), ``positions`` (3, T) whole numbers, sections sum to D / 2. Pair i, (x[i], x[i + D/2]), turns by

@@ -8,8 +8,8 @@ import torch
 def softmax(x: torch.Tensor, *, dim: int = -1, log: bool = False) -> torch.Tensor:
     """exp(x - max) / sum(exp(x - max)) along ``dim``, or its logarithm. Returns the shape of ``x`` (any).
 
-    A slice that is minus infinity throughout gives NaN, as in PyTorch. Source: Blanchard, Higham and Higham, "Accurately
-    computing the log-sum-exp and softmax functions" (2021), eq. 1.2.
+    A slice that is minus infinity throughout gives NaN, as in PyTorch. Source: Blanchard, Higham and Higham,
+    "Accurately computing the log-sum-exp and softmax functions" (2021), eq. 1.2.
     """
     x = x.double()
     if x.dim() == 0 or x.numel() == 0:

@@ -33,7 +33,11 @@ def call_torch_npu(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 
 
 def sized(*shape: int, gain: float = 1.0) -> dict[str, object]:
-    return {"x": normal(*shape, gain=gain), "residual": normal(*shape, gain=gain), "weight": normal(shape[-1], **WEIGHT)}
+    return {
+        "x": normal(*shape, gain=gain),
+        "residual": normal(*shape, gain=gain),
+        "weight": normal(shape[-1], **WEIGHT),
+    }
 
 
 CASES = [

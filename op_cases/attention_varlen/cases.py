@@ -16,7 +16,9 @@ FORMULA = Formula("attention_varlen")
 Tensor = torch.Tensor
 
 
-def packed(q: list[int], k: list[int] | None = None, heads: int = 2, key_heads: int = 2, size: int = 16) -> dict[str, Any]:
+def packed(
+    q: list[int], k: list[int] | None = None, heads: int = 2, key_heads: int = 2, size: int = 16
+) -> dict[str, Any]:
     """Inputs for sequences of these lengths."""
     k = q if k is None else k
     starts = [[sum(part[:i]) for i in range(len(part) + 1)] for part in (q, k)]
@@ -45,7 +47,9 @@ def call_torch(
         one[1:] = [part.repeat_interleave(q.shape[1] // k.shape[1], dim=0) for part in one[1:]]
         mask = torch.ones(b - a, d - c, dtype=torch.bool, device=q.device).tril((d - c) - (b - a)) if causal else None
         if b > a and d > c:
-            found = torch.nn.functional.scaled_dot_product_attention(*(part[None] for part in one), mask, scale=scale)[0]
+            found = torch.nn.functional.scaled_dot_product_attention(*(part[None] for part in one), mask, scale=scale)[
+                0
+            ]
             dead = torch.zeros_like(found[..., :1], dtype=torch.bool) if mask is None else ~mask.any(-1)[None, :, None]
             parts.append(found.masked_fill(dead, 0.0).transpose(0, 1))
         else:

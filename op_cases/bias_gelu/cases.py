@@ -28,9 +28,21 @@ def call_sigmoid(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 CASES = [
     family("plain", "the bias forgotten", "basic", dtypes=FLOATS),
-    family("forms-apart", "the erf form: 4.7e-4 away near -2.7", "form", x=uniform(5, 48, low=-3.2, high=-2.2), bias=normal(48, gain=0.1)),
+    family(
+        "forms-apart",
+        "the erf form: 4.7e-4 away near -2.7",
+        "form",
+        x=uniform(5, 48, low=-3.2, high=-2.2),
+        bias=normal(48, gain=0.1),
+    ),
     family("large", "y^2 overflows float16", "magnitude", x=normal(5, 48, gain=500.0), dtypes=FLOATS),
-    family("opposite", "x + bias cancels", "magnitude", x=normal(5, 48, gain=1e-2, mean=4.0), bias=normal(48, gain=1e-2, mean=-4.0)),
+    family(
+        "opposite",
+        "x + bias cancels",
+        "magnitude",
+        x=normal(5, 48, gain=1e-2, mean=4.0),
+        bias=normal(48, gain=1e-2, mean=-4.0),
+    ),
     family("zero-bias", "a bias of zero", "rows", bias=normal(48).then(torch.zeros_like), wrt=("x",)),
     family("row-65", "one beyond a vector of 64", "tile", x=normal(5, 65), bias=normal(65)),
     family("channels-1", "one channel", "size-1", x=normal(70, 1), bias=normal(1)),

@@ -16,7 +16,9 @@ FORMULA = Formula("flash_attention", keep=(1,))
 Tensor = torch.Tensor
 
 
-def sized(queries: int, keys: int, heads: int = 2, key_heads: int = 2, size: int = 16, gain: float = 1.0) -> dict[str, Any]:
+def sized(
+    queries: int, keys: int, heads: int = 2, key_heads: int = 2, size: int = 16, gain: float = 1.0
+) -> dict[str, Any]:
     return {
         "q": normal(1, queries, heads, size, gain=gain),
         "k": normal(1, keys, key_heads, size),
@@ -77,7 +79,9 @@ def call_torch_npu(
 
 
 def make_worst(queries: int, keys: int, size: int, gain: float) -> OpCase:
-    return family("searched", "the worst of sizes and a spread", causal=True, **sized(queries, keys, size=size, gain=gain))
+    return family(
+        "searched", "the worst of sizes and a spread", causal=True, **sized(queries, keys, size=size, gain=gain)
+    )
 
 
 ALIBI = {"slopes": fixed([0.5, 0.25]), "wrt": ("q", "k", "v")}

@@ -13,7 +13,9 @@ from precision_align.library.formulas import Formula
 
 FORMULA = Formula("fused_linear_cross_entropy")
 Tensor = torch.Tensor
-family = Family(x=normal(20, 24), weight=normal(37, 24, gain=0.3), target=whole(20, high=37), wrt=("x", "weight", "bias"))
+family = Family(
+    x=normal(20, 24), weight=normal(37, 24, gain=0.3), target=whole(20, high=37), wrt=("x", "weight", "bias")
+)
 
 
 def call_torch(
@@ -39,8 +41,22 @@ CASES = [
     family("ignore-index-0", "another ignore_index", "ignore", ignore_index=0, target=whole(20, high=3)),
     family("one-row", "a single row", "size-1", x=normal(1, 24), target=whole(1, high=37)),
     family("two-classes", "the smallest vocabulary", "size-1", weight=normal(2, 24), target=whole(20, high=2)),
-    family("hidden-65", "one beyond a tile of 64", "tile", x=normal(9, 65), weight=normal(37, 65, gain=0.2), target=whole(9, high=37)),
-    family("vocabulary-5000", "a short sum over the vocabulary", "accumulation", x=normal(3, 16), weight=normal(5000, 16, gain=0.1), target=whole(3, high=5000)),
+    family(
+        "hidden-65",
+        "one beyond a tile of 64",
+        "tile",
+        x=normal(9, 65),
+        weight=normal(37, 65, gain=0.2),
+        target=whole(9, high=37),
+    ),
+    family(
+        "vocabulary-5000",
+        "a short sum over the vocabulary",
+        "accumulation",
+        x=normal(3, 16),
+        weight=normal(5000, 16, gain=0.1),
+        target=whole(3, high=5000),
+    ),
     family("large-logits", "exp overflows without the maximum", "magnitude", x=normal(20, 24, gain=60.0)),
     *family.layouts("x", "weight"),
 ]

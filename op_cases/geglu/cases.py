@@ -14,9 +14,7 @@ FORMULA = Formula("geglu")
 family = Family(x=normal(5, 7, 64), wrt=("x",))
 
 
-def call_torch(
-    x: torch.Tensor, *, dim: int = -1, approximate: str = "none", gate_first: bool = False
-) -> torch.Tensor:
+def call_torch(x: torch.Tensor, *, dim: int = -1, approximate: str = "none", gate_first: bool = False) -> torch.Tensor:
     """torch's gelu of one half times the other, in float32 and back."""
     wide = x if x.dtype == torch.float64 else x.float()
     first, second = wide.chunk(2, dim)

@@ -45,8 +45,16 @@ def call_torch_npu(
 
 CASES = [
     family("plain", "the weights of another expert", "basic", dtypes=FLOATS),
-    family("transposed", "weights (N, K)", "layout-of-weights", weight=normal(4, 12, 16), transposed=True, dtypes=FLOATS),
-    family("square-transposed", "a transposition that shapes cannot show", "layout-of-weights", weight=normal(4, 16, 16), transposed=True),
+    family(
+        "transposed", "weights (N, K)", "layout-of-weights", weight=normal(4, 12, 16), transposed=True, dtypes=FLOATS
+    ),
+    family(
+        "square-transposed",
+        "a transposition that shapes cannot show",
+        "layout-of-weights",
+        weight=normal(4, 16, 16),
+        transposed=True,
+    ),
     family("ends", "counts taken for ends", "ends", counts=fixed([7, 10, 22, 27]), cumulative=True),
     family("empty-expert", "an expert without tokens", "empty-rows", **sized([7, 0, 12, 0])),
     family("first-expert-empty", "the first one without tokens", "empty-rows", **sized([0, 5, 9])),
@@ -55,7 +63,9 @@ CASES = [
     family("inner-65", "K one beyond a tile of 64", "tile", **sized([5, 9], k=65)),
     family("group-65", "65 rows in a group", "tile", **sized([65, 63], k=8)),
     family("inner-2048", "a short accumulator", "accumulation", **sized([3, 2], k=2048, n=5)),
-    family("large", "products beyond float16", "magnitude", x=normal(27, 16, gain=300), weight=normal(4, 16, 12, gain=30)),
+    family(
+        "large", "products beyond float16", "magnitude", x=normal(27, 16, gain=300), weight=normal(4, 16, 12, gain=30)
+    ),
     family("nan", "NaN spoils its row only", "nonfinite", wrt=(), x=normal(27, 16).at((9, 4), math.nan)),
     *family.layouts("x", "weight"),
 ]

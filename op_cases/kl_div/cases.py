@@ -37,8 +37,17 @@ CASES = [
     family("mean", "divided by the batch", "reduction", reduction="mean"),
     family("log-target", "probabilities for logarithms", "log", log_target=True, p=log_rows(9, 16)),
     family("log-target-each", "both gradients", "log", log_target=True, p=log_rows(9, 16), wrt=("log_q", "p"), **EACH),
-    family("zeros", "p = 0 gives 0, not NaN", "rows", p=log_rows(9, 16).then(torch.exp).at((slice(None), 3), 0.0), **EACH),
-    family("equal", "p = q: the terms cancel", "ties", log_q=normal(9, 16, gain=0.0, mean=-math.log(16)), p=normal(9, 16, gain=1e-3, mean=1 / 16), **EACH),
+    family(
+        "zeros", "p = 0 gives 0, not NaN", "rows", p=log_rows(9, 16).then(torch.exp).at((slice(None), 3), 0.0), **EACH
+    ),
+    family(
+        "equal",
+        "p = q: the terms cancel",
+        "ties",
+        log_q=normal(9, 16, gain=0.0, mean=-math.log(16)),
+        p=normal(9, 16, gain=1e-3, mean=1 / 16),
+        **EACH,
+    ),
     family("far", "log q of -100", "magnitude", log_q=log_rows(9, 16, gain=60.0), dtypes=FLOATS, **EACH),
     family("row-65", "one beyond a tile of 64", "tile", log_q=log_rows(3, 65), p=log_rows(3, 65).then(torch.exp)),
     family("one-row", "a batch of one", "size-1", log_q=log_rows(1, 16), p=log_rows(1, 16).then(torch.exp)),

@@ -40,8 +40,16 @@ CASES = [
     family("plain", "sorted by token, not by expert", "basic", dtypes=FLOATS),
     family("top-1", "one expert a token", "size-1", experts=choose(13, 6, 1)),
     family("top-4", "four copies of a token", "shape", experts=choose(13, 6, 4)),
-    family("all-one-expert", "equal ids: the order must be kept", "ties", experts=fixed([[2]] * 30), tokens=normal(30, 8)),
-    family("two-experts", "long runs of equal ids: an unstable sort shows", "ties", tokens=normal(70, 4), experts=choose(70, 2, 1)),
+    family(
+        "all-one-expert", "equal ids: the order must be kept", "ties", experts=fixed([[2]] * 30), tokens=normal(30, 8)
+    ),
+    family(
+        "two-experts",
+        "long runs of equal ids: an unstable sort shows",
+        "ties",
+        tokens=normal(70, 4),
+        experts=choose(70, 2, 1),
+    ),
     family("kept-20", "dropped copies still have a place", "dropped", kept=20),
     family("kept-0", "all dropped", "dropped", kept=0, wrt=()),
     family("unused-experts", "ids with gaps", "empty-rows", experts=choose(13, 3, 2).then(lambda ids: ids * 40)),

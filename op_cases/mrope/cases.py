@@ -29,7 +29,14 @@ def call_torch(x: Tensor, positions: Tensor, *, sections: tuple[int, ...], base:
 CASES = [
     family("plain", "one position for all sections", "basic", dtypes=FLOATS),
     family("text", "three equal positions: plain rope", "shape", positions=fixed([list(range(14))] * 3)),
-    family("real-sections", "16, 24, 24 of Qwen2-VL", "real", x=normal(6, 2, 128), positions=whole(3, 6, high=300), sections=(16, 24, 24)),
+    family(
+        "real-sections",
+        "16, 24, 24 of Qwen2-VL",
+        "real",
+        x=normal(6, 2, 128),
+        positions=whole(3, 6, high=300),
+        sections=(16, 24, 24),
+    ),
     family("empty-section", "a section of no pair", "edge", sections=(0, 5, 3)),
     family("one-section", "all by the width", "edge", sections=(0, 0, 8)),
     family("base-1e6", "another base", "scale", base=1e6),

@@ -16,7 +16,9 @@ FORMULA = Formula("paged_attention")
 Tensor = torch.Tensor
 
 
-def paged(lengths: list[int], size: int = 8, per: int = 4, heads: int = 4, key_heads: int = 2, d: int = 16) -> dict[str, Any]:
+def paged(
+    lengths: list[int], size: int = 8, per: int = 4, heads: int = 4, key_heads: int = 2, d: int = 16
+) -> dict[str, Any]:
     count = len(lengths) * per
     return {
         "q": normal(len(lengths), heads, d),

@@ -29,7 +29,9 @@ family = Family(x=normal(2, 12, 3, 16), angles=turn(), wrt=("x",), float32=("ang
 
 def call_torch(x: Tensor, angles: Tensor) -> Tensor:
     """view_as_complex, torch.polar and their product, in float32 and back."""
-    pairs = torch.view_as_complex(x.to(angles.dtype).clone(memory_format=torch.contiguous_format).unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(
+        x.to(angles.dtype).clone(memory_format=torch.contiguous_format).unflatten(-1, (-1, 2))
+    )
     factors = torch.polar(torch.ones_like(angles), angles)
     return torch.view_as_real(pairs * factors[:, None, :]).flatten(-2).to(x.dtype)
 
@@ -43,7 +45,9 @@ def call_torch_npu(x: Tensor, angles: Tensor) -> Tensor:
 CASES = [
     family("plain", "halves for pairs, the turn backwards", "basic", dtypes=FLOATS),
     family("first-position", "position 0 does not turn", "size-1", x=normal(2, 1, 3, 16)),
-    family("late-positions", "angles of 30000: sine and cosine need range reduction", "magnitude", angles=turn(first=30000)),
+    family(
+        "late-positions", "angles of 30000: sine and cosine need range reduction", "magnitude", angles=turn(first=30000)
+    ),
     family("base-500000", "another base", "scale", angles=turn(base=5e5), x=normal(1, 40, 2, 16)),
     family("heads-1", "positions and heads swapped", "shape", x=normal(1, 12, 1, 16)),
     family("size-2", "one pair", "size-1", x=normal(1, 30, 2, 2)),

@@ -36,7 +36,14 @@ CASES = [
     family("one-token", "one token in all", "size-1", mask=lengths(0, 0, 1, 0)),
     family("length-130", "beyond two tiles of 64", "tile", x=normal(2, 130, 5), mask=flags(2, 130)),
     family("channels-1", "one channel", "size-1", x=normal(4, 9, 1)),
-    family("nan-in-padding", "what is padded away leaves no trace", "nonfinite", mask=lengths(9, 4, 1, 6), x=normal(4, 9, 12).at((1, slice(4, None)), math.nan).at((0, 2), math.nan), wrt=()),
+    family(
+        "nan-in-padding",
+        "what is padded away leaves no trace",
+        "nonfinite",
+        mask=lengths(9, 4, 1, 6),
+        x=normal(4, 9, 12).at((1, slice(4, None)), math.nan).at((0, 2), math.nan),
+        wrt=(),
+    ),
     *family.layouts("x"),
 ]
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from precision_align.library.cases import FLOATS
-from precision_align.library.drawing import Family, derived, fixed, normal, whole
+from precision_align.library.drawing import Family, fixed, normal, whole
 from precision_align.library.formulas import Formula
 
 FORMULA = Formula("vocab_parallel_cross_entropy")
@@ -37,13 +37,35 @@ CASES = [
     family("plain", "the sum of one rank only", "basic", dtypes=FLOATS),
     family("smoothing", "PyTorch's smoothing for Megatron's", "smoothing", smoothing=0.2, dtypes=FLOATS),
     family("one-rank", "nothing is split", "size-1", shards=normal(1, 18, 48, gain=2)),
-    family("two-ranks-large", "the maximum of one rank only: exp overflows", "magnitude", shards=normal(2, 18, 24, gain=200.0), dtypes=FLOATS),
-    family("last-rank-far-above", "the other ranks' sums underflow", "magnitude", shards=normal(4, 18, 12).then(lambda x: x + torch.tensor([0.0, 0, 0, 60])[:, None, None])),
-    family("edges", "targets at the first and last class of each rank", "edge", target=fixed([0, 11, 12, 23, 24, 35, 36, 47] * 2 + [12, 24])),
+    family(
+        "two-ranks-large",
+        "the maximum of one rank only: exp overflows",
+        "magnitude",
+        shards=normal(2, 18, 24, gain=200.0),
+        dtypes=FLOATS,
+    ),
+    family(
+        "last-rank-far-above",
+        "the other ranks' sums underflow",
+        "magnitude",
+        shards=normal(4, 18, 12).then(lambda x: x + torch.tensor([0.0, 0, 0, 60])[:, None, None]),
+    ),
+    family(
+        "edges",
+        "targets at the first and last class of each rank",
+        "edge",
+        target=fixed([0, 11, 12, 23, 24, 35, 36, 47] * 2 + [12, 24]),
+    ),
     family("shard-65", "one beyond a tile of 64", "tile", shards=normal(2, 5, 65, gain=2), target=whole(5, high=130)),
     family("vocabulary-8000", "a vocabulary", "accumulation", shards=normal(8, 2, 1000), target=whole(2, high=8000)),
     family("one-token", "a single token", "size-1", shards=normal(4, 1, 12), target=whole(1, high=48)),
-    family("sure", "a loss near 0", "magnitude", shards=normal(4, 18, 12).at((0, slice(None), 3), 14.0), target=fixed([3] * 18)),
+    family(
+        "sure",
+        "a loss near 0",
+        "magnitude",
+        shards=normal(4, 18, 12).at((0, slice(None), 3), 14.0),
+        target=fixed([3] * 18),
+    ),
     family("empty", "no token", "empty", shards=normal(4, 0, 12), target=whole(0)),
     family("nan", "NaN spoils its token only", "nonfinite", wrt=(), shards=normal(4, 18, 12).at((1, 4, 2), math.nan)),
     *family.layouts("shards"),

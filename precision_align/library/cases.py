@@ -57,8 +57,8 @@ class Operator:
     ``wrong``: replacements with a realistic mistake each, which the cases must catch (``case prove``). ``rewrites``:
     inputs that a replacement may overwrite instead of returning them: where it returns None, they are its outputs, in
     this order. ``canonical``: (inputs, result) -> result in a form that does not depend on free choices, such as the
-    order of ties; applied to all results before they are judged. ``independent``: a second float64 source that the golden
-    function is tested against (default: the replacement "torch"). ``search``: how to look for its worst input.
+    order of ties; applied to all results before they are judged. ``independent``: a second float64 source that the
+    golden function is tested against (default: the replacement "torch"). ``search``: how to look for its worst input.
     """
 
     name: str

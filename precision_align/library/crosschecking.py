@@ -1,5 +1,5 @@
-"""Golden functions against a second source, in float64, on the inputs of all cases: PyTorch's own operator where there is
-one, else a second formula."""
+"""Golden functions against a second source, in float64, on the inputs of all cases: PyTorch's own operator where
+there is one, else a second formula."""
 
 from __future__ import annotations
 

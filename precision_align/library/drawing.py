@@ -1,8 +1,8 @@
 """Inputs of cases, written as what they are: ``x=normal(4, 64, gain=3.0).at((0, 3), math.nan)``.
 
 A :class:`Drawn` is a recipe; a :class:`Family` turns recipes and plain values into :class:`~precision_align.library.
-cases.OpCase`, with one seeded generator for all inputs of a case, in their order. All floating inputs are float32 on the
-CPU.
+cases.OpCase`, with one seeded generator for all inputs of a case, in their order. All floating inputs are float32 on
+the CPU.
 """
 
 from __future__ import annotations
@@ -140,8 +140,6 @@ class Family:
     def layouts(self, *names: str, id_: str = "layout") -> list[OpCase]:
         """Two cases: ``names`` with the last two dimensions swapped in storage, and unaligned in storage."""
         return [
-            self(
-                f"{id_}-{kind}", f"inputs whose storage is {kind}", "layout", layouts=dict.fromkeys(names, kind)
-            )
+            self(f"{id_}-{kind}", f"inputs whose storage is {kind}", "layout", layouts=dict.fromkeys(names, kind))
             for kind in ("transposed", "offset")
         ]

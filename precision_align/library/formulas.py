@@ -1,7 +1,7 @@
 """A golden function as source text: run in the inputs' dtype as a conforming build, or with one edit as a wrong one.
 
-The edits are the mistakes that ports make: an eps outside the root, a mask shifted by one, a gate for its partner. What is
-left of the formula is right, so a case that catches the edit sees that mistake and nothing else.
+The edits are the mistakes that ports make: an eps outside the root, a mask shifted by one, a gate for its partner.
+What is left of the formula is right, so a case that catches the edit sees that mistake and nothing else.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ class Formula:
         search: Search | None = None,
         **more: Any,
     ) -> Operator:
-        """The operator. ``natives`` are conforming builds beside the formula's own. On an NPU the replacement "torch_npu"
-        is tested where there is one; the simulated device, which has few of those operators, tests "torch"."""
+        """The operator. ``natives`` are conforming builds beside the formula's own. On an NPU the replacement
+        "torch_npu" is tested where there is one; the simulated device, which has few of those operators, tests
+        "torch"."""
         preferred = {"npu": "torch_npu", "simulated": "torch"} if "torch_npu" in replacements else {}
         return Operator(
             self.name,

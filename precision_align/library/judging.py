@@ -39,8 +39,8 @@ RULES = {rule.name: rule for rule in _ALL}
 def judge_choice(actual: Array, options: Sequence[Array]) -> Judgement:
     """Judge whole numbers that come of rounded arithmetic (indices of a maximum, rounded quotients).
 
-    ``options``: what the golden function, conforming builds, and the golden function under small perturbation give: each
-    value must be one that one of them gives at its place.
+    ``options``: what the golden function, conforming builds, and the golden function under small perturbation give:
+    each value must be one that one of them gives at its place.
     """
     fitting = [option for option in options if option.shape == actual.shape]
     if not fitting:

@@ -19,8 +19,8 @@ CAUGHT = (Status.FAIL, Status.MODE)
 
 @dataclass(frozen=True)
 class Proof:
-    """``caught``: wrong variant -> the case that caught it; ``missed``: variants that no case caught; ``proved``: case ->
-    a variant that it catches; ``unproved``: cases that catch none."""
+    """``caught``: wrong variant -> the case that caught it; ``missed``: variants that no case caught; ``proved``:
+    case -> a variant that it catches; ``unproved``: cases that catch none."""
 
     op: str
     caught: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,9 @@ def make_generic(operator: Operator, case: OpCase) -> dict[str, Compute]:
 
 
 def _map(result: Any, change: Any) -> Any:
-    return change(result) if torch.is_tensor(result) else tuple(None if item is None else change(item) for item in result)
+    return (
+        change(result) if torch.is_tensor(result) else tuple(None if item is None else change(item) for item in result)
+    )
 
 
 def _clean(tensor: torch.Tensor) -> torch.Tensor:

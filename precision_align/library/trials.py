@@ -170,9 +170,7 @@ def _judge_by_any(
     return min(judged, key=_badness)
 
 
-def _judge_one(
-    rule: Rule, actual: torch.Tensor, native: torch.Tensor, golden: torch.Tensor, scale: Array
-) -> Judgement:
+def _judge_one(rule: Rule, actual: torch.Tensor, native: torch.Tensor, golden: torch.Tensor, scale: Array) -> Judgement:
     if actual.shape != native.shape:
         return _fail(f"has shape {tuple(actual.shape)}, must have {tuple(native.shape)}")
     if actual.dtype != native.dtype:

@@ -10,7 +10,7 @@ import torch
 from precision_align.library.drawing import Family, levels, normal
 from precision_align.library.formulas import Formula, load_torch_npu
 
-FORMULA = Formula("moe_routing", keep=(0,))
+FORMULA = Formula("moe_gating", keep=(0,))
 Tensor = torch.Tensor
 family = Family(logits=normal(20, 16), k=2, wrt=("logits",), dtypes=("float32",), float32=("bias",))
 
@@ -53,7 +53,15 @@ def call_torch_npu(logits: Tensor, bias: Optional[Tensor] = None, *, k: int, **o
     return weights.float(), experts.long()
 
 
-V3 = {"scoring": "sigmoid", "bias": normal(16, gain=0.3, mean=-1.0), "groups": 4, "best_groups": 2, "k": 4, "normalise": True, "factor": 2.5}
+V3 = {
+    "scoring": "sigmoid",
+    "bias": normal(16, gain=0.3, mean=-1.0),
+    "groups": 4,
+    "best_groups": 2,
+    "k": 4,
+    "normalise": True,
+    "factor": 2.5,
+}
 CASES = [
     family("plain", "weights of the neighbour", "basic", dtypes=("float32", "bfloat16")),
     family("normalised", "weights that do not sum to 1", "normalise", normalise=True, dtypes=("float32", "bfloat16")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def moe_routing(
+def moe_gating(
     logits: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
@@ -20,9 +20,9 @@ def moe_routing(
 
     ``logits`` (T, E); ``scoring``: "softmax" over E or "sigmoid". ``bias`` (E,) is added for the choice only
     (DeepSeek-V3). ``groups`` > 1: only experts in the ``best_groups`` groups with the largest score (the sum of the two
-    best with a bias, else the best) can be chosen. ``normalise``: weights sum to 1; then times ``factor``. Of equal scores
-    the lower expert comes first. Source: Shazeer and others, arXiv:1701.06538, eq. 3-5; DeepSeek-V3, arXiv:2412.19437,
-    eq. 12-16; vLLM's grouped_topk.
+    best with a bias, else the best) can be chosen. ``normalise``: weights sum to 1; then times ``factor``. Of equal
+    scores the lower expert comes first. Source: Shazeer and others, arXiv:1701.06538, eq. 3-5; DeepSeek-V3,
+    arXiv:2412.19437, eq. 12-16; vLLM's grouped_topk.
     """
     x = logits.double()
     if scoring == "softmax":

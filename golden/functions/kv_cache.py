@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def kv_cache_write(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The cache with token t of ``new`` in slot ``slots[t]``; a negative slot is skipped. Returns the shape of ``cache``.
+def kv_cache(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The cache with token t of ``new`` in slot ``slots[t]``; a negative slot is skipped. Returns the shape of
+    ``cache``.
 
     ``cache`` (blocks, size, N, D), ``new`` (T, N, D), ``slots`` (T,) whole numbers: block * size + place, each at most
     once. Source: vLLM's reshape_and_cache.

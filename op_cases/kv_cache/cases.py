@@ -10,7 +10,7 @@ from precision_align.library.cases import FLOATS
 from precision_align.library.drawing import Family, fixed, normal, shuffled
 from precision_align.library.formulas import Formula, load_torch_npu
 
-FORMULA = Formula("kv_cache_write")
+FORMULA = Formula("kv_cache")
 Tensor = torch.Tensor
 family = Family(cache=normal(4, 8, 2, 16), new=normal(7, 2, 16), slots=shuffled(32).then(lambda order: order[:7]))
 
@@ -35,7 +35,13 @@ CASES = [
     family("all-padding", "nothing is written", "padding", slots=fixed([-1] * 7)),
     family("last-slot", "the very end of the cache", "edge", slots=fixed([31, 0, 7, 8, 15, 16, 23])),
     family("whole-cache", "every slot", "shape", new=normal(32, 2, 16), slots=shuffled(32)),
-    family("size-5", "blocks of an odd size", "tile", cache=normal(5, 5, 2, 16), slots=shuffled(25).then(lambda order: order[:7])),
+    family(
+        "size-5",
+        "blocks of an odd size",
+        "tile",
+        cache=normal(5, 5, 2, 16),
+        slots=shuffled(25).then(lambda order: order[:7]),
+    ),
     family("head-size-20", "not a multiple of 16", "tile", cache=normal(4, 8, 2, 20), new=normal(7, 2, 20)),
     family("nan", "NaN is stored like any number", "nonfinite", new=normal(7, 2, 16).at((2, 1, 3), math.nan)),
     family("no-token", "nothing to write", "empty-rows", new=normal(0, 2, 16), slots=shuffled(0)),

@@ -10,7 +10,7 @@ from precision_align.library.cases import FLOATS
 from precision_align.library.drawing import Family, flags, normal
 from precision_align.library.formulas import Formula
 
-FORMULA = Formula("focal_loss")
+FORMULA = Formula("sigmoid_focal_loss")
 Tensor = torch.Tensor
 
 
