@@ -28,8 +28,8 @@ class OpCase:
     ``wrt``: the inputs to differentiate by (empty: forward only). ``layouts``: input -> how its storage lies:
     "transposed" (last two dimensions swapped), "strided" (every other element), "offset" (not at the storage's start).
     ``raises``: the replacement must refuse these inputs. ``exact``: the arithmetic is exact on these inputs (powers of
-    two, ties on purpose), so that whole-number outputs have one right value. ``why``: the mistake this case is there to
-    catch.
+    two, ties on purpose), so that whole-number outputs have one right value and others move with nothing but their own
+    size. ``why``: the mistake this case is there to catch.
     """
 
     id: str
