@@ -23,24 +23,24 @@ def interpolate(
 
 def _find_weights(old: int, new: int, mode: str, align_corners: bool) -> torch.Tensor:
     """(new, old): the share of each old pixel in each new one."""
-    weights = torch.zeros(new, old, dtype=torch.float64)
+    weights = [[0.0] * old for _ in range(new)]
     for i in range(new):
         place = i * (old - 1) / max(new - 1, 1) if align_corners else (i + 0.5) * old / new - 0.5
         if mode == "nearest":
-            weights[i, i * old // new] = 1
+            weights[i][i * old // new] = 1
         elif mode == "area":
             first, last = i * old // new, -(-(i + 1) * old // new)
-            weights[i, first:last] = 1 / (last - first)
+            weights[i][first:last] = [1 / (last - first)] * (last - first)
         elif mode == "bilinear":
             place = max(place, 0.0)
             low = int(place)
-            weights[i, low] += 1 - (place - low)
-            weights[i, min(low + 1, old - 1)] += place - low
+            weights[i][low] += 1 - (place - low)
+            weights[i][min(low + 1, old - 1)] += place - low
         else:
             low = int(place // 1)
             for j in range(low - 1, low + 3):
-                weights[i, min(max(j, 0), old - 1)] += _find_cubic(abs(place - j))
-    return weights
+                weights[i][min(max(j, 0), old - 1)] += _find_cubic(abs(place - j))
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def _find_cubic(t: float, a: float = -0.75) -> float:
