@@ -13,6 +13,7 @@ import torch
 from precision_align.core.errors import RuleError, Unavailable, UsageError
 from precision_align.core.terms import Phase, Status
 from precision_align.library.folders import find_folders
+from precision_align.library.loading import load_library
 from precision_align.library.runner import list_cases, run_cases
 
 ONE = "swiglu/gate-first"
