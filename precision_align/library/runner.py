@@ -82,7 +82,7 @@ def run_cases(
     if not 0 <= seed < MAXIMUM_SEED:
         raise UsageError(f"seed is {seed}, must be from 0 to {MAXIMUM_SEED - 1}")
     mine = load_replacements(replacements) if replacements is not None else {}
-    run = _Run(_open(device), _resolve(replacement), mine, seed, backward, progress)
+    run = _Run(open_available(device), _resolve(replacement), mine, seed, backward, progress)
     patterns = _list_patterns(select)
     chosen = choose_cases(find_folders(library), patterns)
     if replacements is not None:
@@ -150,7 +150,8 @@ def _explain_nothing(pattern: str, folders: Folders) -> str:
     return f"{pattern!r} selects no case of {folders.cases}: {hint}"
 
 
-def _open(name: str) -> Device:
+def open_available(name: str) -> Device:
+    """The device of that name. Raises UsageError for an unknown one, Unavailable where it is not here."""
     from precision_align.devices.selection import open_device
 
     device = open_device(name)
@@ -178,12 +179,17 @@ def choose_replacement(operator: Operator, replacement: Replacement, device: Dev
     return name, operator.replacements[name]
 
 
-def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
-    name, compute = choose_replacement(operator, run.replacements.get(operator.name, run.replacement), run.device)
-    if name == "torch_npu" and run.device.emulated:
+def prepare_device(device: Device, replacement: str) -> None:
+    """What a replacement of that name needs there: the emulated device has a look-alike of torch_npu."""
+    if replacement == "torch_npu" and device.emulated:
         from precision_align.devices.torch_npu_lookalike import install_lookalike
 
         install_lookalike()
+
+
+def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
+    name, compute = choose_replacement(operator, run.replacements.get(operator.name, run.replacement), run.device)
+    prepare_device(run.device, name)
     if run.progress:
         run.progress(f"{operator.name}: {len(cases)} cases with {name} on {run.device.name}")
     versions = _collect_versions(run.device)
