@@ -1,4 +1,4 @@
-"""``precision-align case``: run the operator cases on a device, or list them. Part of the live half."""
+"""``precision-align case``: run the operator cases on a device, list them, extract one from a dump. Live half."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SUMMARY = "test one operator, or all of the library, on a device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``run`` and ``list``."""
-    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,list}")
+    """``run``, ``list`` and ``extract``."""
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,list,extract}")
     run_parser = verbs.add_parser("run", help="run cases and judge them in float64")
     _add_selection(run_parser)
     run_parser.add_argument("--device", default="cpu", help="cpu, cuda, npu or simulated[:profile] (default: cpu)")
@@ -36,6 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
     run_parser.add_argument("--forward-only", action="store_true", help="do not test gradients")
     _add_selection(verbs.add_parser("list", help="list the cases and what each is there to catch"))
+    _add_extraction(verbs.add_parser("extract", help="make a case and a script of its own from a recorded call"))
+
+
+def _add_extraction(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dump", metavar="DUMP", help="folder that capture wrote, with full payloads")
+    parser.add_argument("key", metavar="KEY", help="a record of the call: its key, or words that only its key contains")
+    parser.add_argument("-o", "--output", default=".", metavar="DIR", help="library to write to (default: here)")
+    parser.add_argument("--name", default="extracted", help="name of the case's folder (default: extracted)")
+    parser.add_argument("--module", metavar="MODULE:FACTORY", help="what builds the module, where it is no stock one")
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="machine-readable result")
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +62,24 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0: all passed, 1: a case failed, 2: wrong use or nothing to run on."""
-    return _list(arguments) if arguments.action == "list" else _run(arguments)
+    actions = {"list": _list, "run": _run, "extract": _extract}
+    return actions[arguments.action](arguments)
+
+
+def _extract(arguments: argparse.Namespace) -> int:
+    from precision_align.cli.show import find_record
+    from precision_align.storage.opening import open_dump
+    from precision_align.workflows.extracting import extract_case
+
+    with open_dump(arguments.dump) as dump:
+        record = find_record(dump.records, arguments.key)
+        script, cases = extract_case(dump, record, arguments.output, arguments.name, module=arguments.module)
+    if arguments.json:
+        print_json({"script": str(script), "cases": str(cases)})
+    else:
+        select = f"precision-align case run {arguments.name} --library {arguments.output}"
+        print_text(f"wrote {script} and {cases}\nnext: python {script}, or {select}")
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:

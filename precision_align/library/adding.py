@@ -29,7 +29,7 @@ dtypes = ["float32", "bfloat16", "float16"]
 autograd = "unknown"  # yes, no, unknown, not applicable
 differences = []  # one sentence each
 boundaries = []  # {{ value = "a row of zeros", expected = "zeros", cases = ["zero-rows"] }}
-untested = "Its cases are not written yet."  # later: cases = ["*"], rule = {{ name = "exact", reason = "..." }}
+{tested}
 modules = []  # patterns of module class names, "*MyNorm"
 calls = []  # names of operators and functions
 evidence = [{{ where = {where}, on = {on} }}]
@@ -47,6 +47,7 @@ class NewRow:
     function: str = ""
     replacement: str = ""
     where: str = ""
+    cases: tuple[str, ...] = ()
 
 
 def add_row(library: Path, new: NewRow) -> tuple[Path, str]:
@@ -66,6 +67,7 @@ def add_row(library: Path, new: NewRow) -> tuple[Path, str]:
         kind=json.dumps(str(new.kind)),
         kinds=", ".join(str(kind) for kind in RowKind),
         replacement=json.dumps(new.replacement, ensure_ascii=False),
+        tested=_phrase_cases(new.cases),
         where=json.dumps(new.where, ensure_ascii=False),
         on=json.dumps("source read, not run" if new.where else ""),
     )
@@ -76,6 +78,13 @@ def add_row(library: Path, new: NewRow) -> tuple[Path, str]:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error}") from error
     return file, id_
+
+
+def _phrase_cases(cases: Sequence[str]) -> str:
+    if not cases:
+        return 'untested = "Its cases are not written yet."  # later: cases = ["*"] and a rule'
+    reason = "Recorded inputs: the float64 result and the error of the same code in their dtype set what is allowed."
+    return f'cases = {json.dumps(list(cases))}\nrule = {{ name = "double standard", reason = "{reason}" }}'
 
 
 def _choose_id(folders: Folders, op: str) -> str:
