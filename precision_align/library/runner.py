@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from precision_align.devices.base import Device
+    from precision_align.library.proving import Proof
 
 Replacement = Union[str, Compute, None]
 MAXIMUM_SEED = 2**31  # random generators of every framework and device take that much
@@ -77,7 +78,7 @@ def run_cases(
     """
     if not 0 <= seed < MAXIMUM_SEED:
         raise UsageError(f"seed is {seed}, must be from 0 to {MAXIMUM_SEED - 1}")
-    run = _Run(_open(device), _resolve(replacement), seed, backward, progress)
+    run = _Run(_open(device), resolve(replacement), seed, backward, progress)
     patterns = _list_patterns(select)
     chosen = choose_cases(find_folders(library), patterns)
     results = [result for operator, cases in chosen for result in _run_operator(run, operator, cases)]
@@ -135,7 +136,7 @@ def _open(name: str) -> Device:
     return device
 
 
-def _resolve(replacement: Replacement) -> Replacement:
+def resolve(replacement: Replacement) -> Replacement:
     """A text "module:callable" becomes the callable; a name stays, since each operator has its own of that name."""
     return load_callable(replacement) if isinstance(replacement, str) and ":" in replacement else replacement
 
@@ -195,6 +196,31 @@ def _collect_versions(device: Device) -> Mapping[str, str]:
     from precision_align import __version__
 
     return {"precision_align": __version__, **{str(k): str(v) for k, v in device.versions().items()}}
+
+
+def prove_cases(
+    select: str | Sequence[str] = "*",
+    *,
+    library: PathLike | HasFolders | None = None,
+    seed: int = 0,
+    progress: Progress = None,
+) -> list[Proof]:
+    """Run the wrong variants of the selected operators on the CPU: which are caught, and which cases catch none.
+
+    A selected case counts for its whole operator; operators without wrong variants are left out. Raises UsageError
+    where none is left.
+    """
+    from precision_align.library.proving import Prover
+
+    proofs = []
+    for operator, _ in choose_cases(find_folders(library), _list_patterns(select)):
+        if operator.wrong:
+            if progress:
+                progress(f"{operator.name}: {len(operator.wrong)} wrong variants, {len(operator.cases)} cases")
+            proofs.append(Prover(operator, seed).prove())
+    if not proofs:
+        raise UsageError("no selected operator has wrong variants: give OPERATOR a field `wrong`, name -> callable")
+    return proofs
 
 
 def list_cases(select: str | Sequence[str] = "*", library: PathLike | HasFolders | None = None) -> list[dict[str, Any]]:
