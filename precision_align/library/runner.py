@@ -89,11 +89,11 @@ def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operat
     """The cases that any of the patterns selects, by operator. Raises UsageError for a pattern that selects none."""
     chosen: dict[str, tuple[Operator, list[OpCase]]] = {}
     used: set[str] = set()
-    for name in folders.operators:
+    for name in _list_operators(folders, patterns):
         mine = [p for p in patterns if fnmatch.fnmatchcase(name, p.split("/", 1)[0])]
         if not mine:
             continue
-        operator = load_operator(folders, name)
+        operator = _load(folders, name)
         hits = [(case, [p for p in mine if _matches(p, name, case.id)]) for case in operator.cases]
         used.update(pattern for _, found in hits for pattern in found)
         cases = [case for case, found in hits if found]
@@ -103,6 +103,23 @@ def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operat
         if pattern not in used:
             raise UsageError(_explain_nothing(pattern, folders))
     return list(chosen.values())
+
+
+def _list_operators(folders: Folders, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The library's own, and PyTorch's where a pattern asks for them by their prefix."""
+    if not any(pattern.startswith("opinfo:") for pattern in patterns):
+        return folders.operators
+    from precision_align.library.catalogue import list_catalogue
+
+    return (*folders.operators, *list_catalogue())
+
+
+def _load(folders: Folders, name: str) -> Operator:
+    if not name.startswith("opinfo:"):
+        return load_operator(folders, name)
+    from precision_align.library.catalogue import load_catalogued
+
+    return load_catalogued(name)
 
 
 def _list_patterns(select: str | Sequence[str]) -> list[str]:
