@@ -34,7 +34,9 @@ def conv_transpose2d(
             part = torch.einsum("ngchw,gco->ngohw", x, w[..., i, j])
             wide = torch.zeros(*part.shape[:4], (width - 1) * stride + 1, dtype=part.dtype, device=x.device)
             wide = wide.index_copy(4, torch.arange(width, device=x.device) * stride, part)
-            tall = torch.zeros(*wide.shape[:3], (height - 1) * stride + 1, wide.shape[4], dtype=part.dtype, device=x.device)
+            tall = torch.zeros(
+                *wide.shape[:3], (height - 1) * stride + 1, wide.shape[4], dtype=part.dtype, device=x.device
+            )
             tall = tall.index_copy(3, torch.arange(height, device=x.device) * stride, wide)
             left, top = j * dilation, i * dilation
             sides = (left, columns - left - tall.shape[4], top, rows - top - tall.shape[3])

@@ -18,8 +18,8 @@ def deform_conv2d(
 ) -> torch.Tensor:
     """Convolution whose kernel places are moved by ``offset``. Returns (N, O, Ho, Wo).
 
-    ``x`` (N, C, H, W); ``weight`` (O, C, kh, kw); ``offset`` (N, 2 G kh kw, Ho, Wo): for each of G groups of channels and
-    each kernel place the pair (dy, dx); ``mask`` (N, G kh kw, Ho, Wo) multiplies (DCNv2). Values by bilinear
+    ``x`` (N, C, H, W); ``weight`` (O, C, kh, kw); ``offset`` (N, 2 G kh kw, Ho, Wo): for each of G groups of channels
+    and each kernel place the pair (dy, dx); ``mask`` (N, G kh kw, Ho, Wo) multiplies (DCNv2). Values by bilinear
     interpolation, 0 beyond the image. Source: Dai and others, arXiv:1703.06211, eq. 2-4; Zhu and others,
     arXiv:1811.11168, eq. 1; torchvision.ops.deform_conv2d's documentation.
     """
@@ -40,7 +40,7 @@ def deform_conv2d(
             row, column = torch.floor(y.detach()).long() + dy, torch.floor(z.detach()).long() + dx
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
             share = (1 - (y - row).abs()) * (1 - (z - column).abs()) * inside
-            index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1))
+            index = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
             found = flat.gather(3, index.flatten(2)[:, :, None].expand(-1, -1, channels // groups, -1))
             total = total + found.unflatten(3, index.shape[2:]) * share[:, :, None]
     if mask is not None:

@@ -8,9 +8,9 @@ import torch
 def spherical_harmonics(directions: torch.Tensor, coefficients: torch.Tensor, *, degree: int) -> torch.Tensor:
     """Sum of the basis functions up to ``degree`` (0 to 3) times their coefficients. Returns (M, C).
 
-    ``directions`` (M, 3), normalised here; ``coefficients`` (M, K, C), K >= (degree + 1)^2, in the order l, m = -l..l, with
-    the Condon-Shortley phase (the signs of 3D Gaussian splatting). Source: Green, "Spherical harmonic lighting" (2003),
-    table of real SH; Kerbl and others, arXiv:2308.04079.
+    ``directions`` (M, 3), normalised here; ``coefficients`` (M, K, C), K >= (degree + 1)^2, in the order l, m =
+    -l..l, with the Condon-Shortley phase (the signs of 3D Gaussian splatting). Source: Green, "Spherical harmonic
+    lighting" (2003), table of real SH; Kerbl and others, arXiv:2308.04079.
     """
     unit = directions.double() / directions.double().norm(dim=-1, keepdim=True)
     x, y, z = unit.unbind(-1)

@@ -36,10 +36,25 @@ CASES = [
     family("kernel-1x1", "a matrix product", "size-1", weight=normal(4, 6, 1, 1)),
     family("kernel-2x4", "kernel height and width swapped", "shape", weight=normal(4, 6, 2, 4), stride=2),
     family("one-pixel", "a single pixel: the kernel", "size-1", x=normal(2, 4, 1, 1)),
-    family("channels-65", "one beyond a tile of 64", "tile", x=normal(1, 65, 3, 3), weight=normal(65, 3, 2, 2, gain=0.1)),
-    family("everything", "all options at once", "shape", stride=3, padding=2, dilation=2, groups=2, output_padding=1, weight=normal(4, 3, 3, 3), bias=normal(6)),
+    family(
+        "channels-65", "one beyond a tile of 64", "tile", x=normal(1, 65, 3, 3), weight=normal(65, 3, 2, 2, gain=0.1)
+    ),
+    family(
+        "everything",
+        "all options at once",
+        "shape",
+        stride=3,
+        padding=2,
+        dilation=2,
+        groups=2,
+        output_padding=1,
+        weight=normal(4, 3, 3, 3),
+        bias=normal(6),
+    ),
     family("large", "sums beyond float16", "magnitude", x=normal(2, 4, 4, 5, gain=1e4)),
-    family("nan", "NaN spoils what it spreads to", "nonfinite", wrt=(), x=normal(2, 4, 4, 5).at((0, 1, 2, 2), math.nan)),
+    family(
+        "nan", "NaN spoils what it spreads to", "nonfinite", wrt=(), x=normal(2, 4, 4, 5).at((0, 1, 2, 2), math.nan)
+    ),
     *family.layouts("x", "weight"),
 ]
 

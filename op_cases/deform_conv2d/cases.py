@@ -42,7 +42,9 @@ def call_torch(
     pairs = offset.to(wide).unflatten(1, (groups, kh * kw, 2))
     parts = x.to(wide).chunk(groups, dim=1)
     size = torch.tensor([x.shape[3], x.shape[2]], dtype=wide, device=x.device)
-    u, v = torch.meshgrid(*(torch.arange(n, device=x.device, dtype=wide) * stride - padding for n in (rows, columns)), indexing="ij")
+    u, v = torch.meshgrid(
+        *(torch.arange(n, device=x.device, dtype=wide) * stride - padding for n in (rows, columns)), indexing="ij"
+    )
     total: Any = 0.0
     for place in range(kh * kw):
         i, j = place // kw * dilation, place % kw * dilation
@@ -53,7 +55,9 @@ def call_torch(
             if mask is not None:
                 values = values * mask.to(wide)[:, group * kh * kw + place][:, None]
             sampled.append(values)
-        total = total + torch.einsum("nchw,oc->nohw", torch.cat(sampled, 1), weight.to(wide)[:, :, place // kw, place % kw])
+        total = total + torch.einsum(
+            "nchw,oc->nohw", torch.cat(sampled, 1), weight.to(wide)[:, :, place // kw, place % kw]
+        )
     return (total if bias is None else total + bias.to(wide)[:, None, None]).to(x.dtype)
 
 
@@ -61,7 +65,13 @@ CASES = [
     family("plain", "offsets as (x, y)", "basic", dtypes=FLOATS),
     family("modulated", "the mask forgotten", "mask", mask=masked(), dtypes=FLOATS),
     family("no-offset", "a plain convolution", "ties", offset=fixed([[[[0.0] * 5] * 4] * 18] * 2), wrt=("x", "weight")),
-    family("whole-offsets", "moved by whole pixels", "ties", offset=normal(2, 18, 4, 5).then(torch.round), wrt=("x", "weight")),
+    family(
+        "whole-offsets",
+        "moved by whole pixels",
+        "ties",
+        offset=normal(2, 18, 4, 5).then(torch.round),
+        wrt=("x", "weight"),
+    ),
     family("far-offsets", "most places lie beyond the image", "edge", **sized(gain=6.0)),
     family("two-groups", "offsets of the other group", "groups", **sized(groups=2)),
     family("two-groups-modulated", "masks of the other group", "groups", mask=masked(groups=2), **sized(groups=2)),

@@ -12,7 +12,11 @@ from precision_align.library.formulas import Formula
 FORMULA = Formula("spherical_harmonics")
 Tensor = torch.Tensor
 family = Family(
-    directions=normal(20, 3), coefficients=normal(20, 16, 3), degree=3, wrt=("directions", "coefficients"), dtypes=("float32",)
+    directions=normal(20, 3),
+    coefficients=normal(20, 16, 3),
+    degree=3,
+    wrt=("directions", "coefficients"),
+    dtypes=("float32",),
 )
 
 
@@ -46,14 +50,25 @@ CASES = [
     family("degree-0", "a constant", "size-1", degree=0, wrt=("coefficients",)),
     family("just-enough-coefficients", "K = 4", "shape", degree=1, coefficients=normal(20, 4, 3)),
     family("not-unit", "directions not normalised", "scale", directions=normal(20, 3, gain=9.0)),
-    family("axes", "along x, y and z: most functions vanish", "ties", directions=fixed([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [-1.0, 0, 0], [0, -1.0, 0], [0, 0, -1.0]]), coefficients=normal(6, 16, 3), wrt=("coefficients",)),
+    family(
+        "axes",
+        "along x, y and z: most functions vanish",
+        "ties",
+        directions=fixed([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [-1.0, 0, 0], [0, -1.0, 0], [0, 0, -1.0]]),
+        coefficients=normal(6, 16, 3),
+        wrt=("coefficients",),
+    ),
     family("large-coefficients", "sums that cancel", "magnitude", coefficients=normal(20, 16, 3, gain=1e4)),
-    family("tiny-directions", "a norm of 1e-5", "magnitude", directions=normal(20, 3, gain=1e-5), wrt=("coefficients",)),
+    family(
+        "tiny-directions", "a norm of 1e-5", "magnitude", directions=normal(20, 3, gain=1e-5), wrt=("coefficients",)
+    ),
     family("one-channel", "density alone", "size-1", coefficients=normal(20, 16, 1)),
     family("one", "a single point", "size-1", directions=normal(1, 3), coefficients=normal(1, 16, 3)),
     family("points-65", "one beyond a tile of 64", "tile", directions=normal(65, 3), coefficients=normal(65, 16, 3)),
     family("empty", "no point", "empty", directions=normal(0, 3), coefficients=normal(0, 16, 3)),
-    family("nan", "NaN spoils its point only", "nonfinite", wrt=(), coefficients=normal(20, 16, 3).at((3, 2, 1), math.nan)),
+    family(
+        "nan", "NaN spoils its point only", "nonfinite", wrt=(), coefficients=normal(20, 16, 3).at((3, 2, 1), math.nan)
+    ),
     *family.layouts("directions", "coefficients"),
 ]
 
