@@ -24,8 +24,8 @@ def adamw(
 
     m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, p = p - lr mh / (sqrt(vh) + eps), mh = m / (1 - b1^step) and vh
     likewise, or m and v without ``correction`` (apex bias_correction=False). ``decay`` w: p (1 - lr w) first where
-    ``decoupled`` (AdamW), else g + w p (Adam with L2). Source: Kingma and Ba, arXiv:1412.6980, algorithm 1; Loshchilov and
-    Hutter, arXiv:1711.05101, algorithm 2.
+    ``decoupled`` (AdamW), else g + w p (Adam with L2). Source: Kingma and Ba, arXiv:1412.6980, algorithm 1;
+    Loshchilov and Hutter, arXiv:1711.05101, algorithm 2.
     """
     p, g, m, v = param.double(), grad.double(), first.double(), second.double()
     g = -g if maximise else g

@@ -11,9 +11,9 @@ def box_iou(a: torch.Tensor, b: torch.Tensor, *, kind: str = "iou", eps: float =
     """The overlap of each pair of boxes (M, 4), x1, y1, x2, y2. Returns (M,).
 
     "iou": inner / (union + eps); "giou": minus the share of the enclosing box that neither covers; "diou": minus the
-    squared distance of the centres over the squared diagonal of the enclosing box; "ciou": minus also v^2 / (1 - iou + v),
-    v = (4 / pi^2) (atan(wb / hb) - atan(wa / ha))^2, the quotient without gradient. Source: Rezatofighi and others,
-    arXiv:1902.09630; Zheng and others, arXiv:1911.08287, eq. 7, 9-11.
+    squared distance of the centres over the squared diagonal of the enclosing box; "ciou": minus also v^2 / (1 - iou
+    + v), v = (4 / pi^2) (atan(wb / hb) - atan(wa / ha))^2, the quotient without gradient. Source: Rezatofighi and
+    others, arXiv:1902.09630; Zheng and others, arXiv:1911.08287, eq. 7, 9-11.
     """
     a, b = a.double(), b.double()
     inner = (torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])).clamp(min=0).prod(dim=-1)

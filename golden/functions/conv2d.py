@@ -17,8 +17,9 @@ def conv2d(
 ) -> torch.Tensor:
     """Cross-correlation. Returns (N, O, Ho, Wo).
 
-    ``x`` (N, C, H, W), ``weight`` (O, C / groups, kh, kw), ``bias`` (O,). Zeros around x; group g of the outputs sees group
-    g of the channels. Source: Dumoulin and Visin, arXiv:1603.07285, section 2.4 (sizes); the sum over kernel places.
+    ``x`` (N, C, H, W), ``weight`` (O, C / groups, kh, kw), ``bias`` (O,). Zeros around x; group g of the outputs sees
+    group g of the channels. Source: Dumoulin and Visin, arXiv:1603.07285, section 2.4 (sizes); the sum over kernel
+    places.
     """
     x, w = torch.nn.functional.pad(x.double(), (padding,) * 4), weight.double()
     height = (x.shape[2] - dilation * (w.shape[2] - 1) - 1) // stride + 1

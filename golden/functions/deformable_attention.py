@@ -23,10 +23,10 @@ def deformable_attention(
         y = places[:, :, :, level, :, 1] * height - 0.5
         for dy in (0, 1):
             for dx in (0, 1):
-                column, row = torch.floor(x.detach()) + dx, torch.floor(y.detach()) + dy
+                column, row = torch.floor(x.detach()).long() + dx, torch.floor(y.detach()).long() + dy
                 share = (1 - (x - column).abs()) * (1 - (y - row).abs()) * weights[:, :, :, level]
                 inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-                index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).long().transpose(1, 2)
+                index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).transpose(1, 2)
                 flat = index.flatten(2)[..., None].expand(-1, -1, -1, value.shape[-1])
                 found = pixels.gather(2, flat).unflatten(2, index.shape[2:]).transpose(1, 2)
                 total = total + (found * (share * inside)[..., None]).sum(dim=-2)

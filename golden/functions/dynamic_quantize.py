@@ -8,7 +8,8 @@ import torch
 def dynamic_quantize(
     x: torch.Tensor, smooth: torch.Tensor | None = None, *, bits: int = 8
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """round(y / s) and s = max|y| / (2^(bits-1) - 1) over the last dimension, y = x * smooth. Returns int8 (..., C), (...).
+    """round(y / s) and s = max|y| / (2^(bits-1) - 1) over the last dimension, y = x * smooth. Returns int8 (..., C),
+    (...).
 
     ``smooth`` (C,): SmoothQuant's factors. A row of zeros gives zeros and a scale of 0. Halves to even.
     Source: npu_dynamic_quant's documentation; Xiao and others, arXiv:2211.10438, eq. 2.

@@ -10,8 +10,8 @@ def fake_quantize(
 ) -> torch.Tensor:
     """(clamp(round(x / scale) + zero, low, high) - zero) * scale. Returns the shape of ``x``.
 
-    ``scale``, ``zero`` broadcast to ``x`` (whole numbers in ``zero``). Gradient: 1 where the step lies within the range,
-    0 elsewhere. Source: Jacob and others, arXiv:1712.05877, eq. 12; torch.fake_quantize_per_tensor_affine.
+    ``scale``, ``zero`` broadcast to ``x`` (whole numbers in ``zero``). Gradient: 1 where the step lies within the
+    range, 0 elsewhere. Source: Jacob and others, arXiv:1712.05877, eq. 12; torch.fake_quantize_per_tensor_affine.
     """
     x, scale, zero = x.double(), scale.double(), zero.double()
     steps = torch.round(x.detach() / scale) + zero

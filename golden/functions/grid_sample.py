@@ -22,8 +22,8 @@ def grid_sample(
     x, grid = x.double(), grid.double()
     places = [_place(grid[..., a], x.shape[3 - a], padding, align_corners) for a in (0, 1)]
     if mode == "nearest":
-        return _pick(x, torch.round(places[1].detach()), torch.round(places[0].detach()))
-    low = [torch.floor(place.detach()) for place in places]
+        return _pick(x, torch.round(places[1].detach()).long(), torch.round(places[0].detach()).long())
+    low = [torch.floor(place.detach()).long() for place in places]
     (fx, fy), (left, top) = (place - edge for place, edge in zip(places, low)), low
     upper = (1 - fx)[:, None] * _pick(x, top, left) + fx[:, None] * _pick(x, top, left + 1)
     lower = (1 - fx)[:, None] * _pick(x, top + 1, left) + fx[:, None] * _pick(x, top + 1, left + 1)
@@ -46,6 +46,6 @@ def _pick(x: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Ten
     """Pixels (N, C, Ho, Wo) at whole places, 0 beyond the image."""
     height, width = x.shape[2:]
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).long().flatten(1)
+    index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).flatten(1)
     found = x.flatten(2).gather(2, index[:, None].expand(-1, x.shape[1], -1)).unflatten(2, row.shape[1:])
     return torch.where(inside[:, None], found, torch.zeros((), dtype=x.dtype, device=x.device))

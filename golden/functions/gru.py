@@ -15,9 +15,10 @@ def gru(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All hidden states (T, B, H) and the last one (B, H).
 
-    ``x`` (T, B, I), ``h`` (B, H); ``w_input`` (3H, I), ``w_hidden`` (3H, H), biases (3H,) in the order reset, update, new:
-    n = tanh(W x + b + r (U h + b')), h' = (1 - z) n + z h. The reset gate multiplies after the product, bias included
-    (cuDNN, PyTorch), not before (the paper). Source: Cho and others, arXiv:1406.1078; torch.nn.GRU's documentation.
+    ``x`` (T, B, I), ``h`` (B, H); ``w_input`` (3H, I), ``w_hidden`` (3H, H), biases (3H,) in the order reset, update,
+    new: n = tanh(W x + b + r (U h + b')), h' = (1 - z) n + z h. The reset gate multiplies after the product, bias
+    included (cuDNN, PyTorch), not before (the paper). Source: Cho and others, arXiv:1406.1078; torch.nn.GRU's
+    documentation.
     """
     x, h = x.double(), h.double()
     states = []

@@ -6,7 +6,8 @@ import torch
 
 
 def huber_loss(x: torch.Tensor, target: torch.Tensor, *, delta: float = 1.0, reduction: str = "mean") -> torch.Tensor:
-    """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), d = x - target. Returns a number, or the shape ("none").
+    """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), d = x - target. Returns a number, or the shape
+    ("none").
 
     Source: Huber (1964), eq. 2.9; torch.nn.HuberLoss.
     """

@@ -10,9 +10,9 @@ def interpolate(
 ) -> torch.Tensor:
     """``x`` (N, C, H, W) resized to ``size`` (Ho, Wo). Returns (N, C, Ho, Wo).
 
-    Output pixel i lies at (i + 1/2) H / Ho - 1/2, or with ``align_corners`` at i (H - 1) / (Ho - 1). ``mode``: "nearest"
-    (floor of i H / Ho), "bilinear", "bicubic" (Keys, a = -3/4) or "area" (mean of the pixels it covers). Places beyond
-    the edge take the edge. Source: Keys (1981), eq. 4; torch.nn.functional.interpolate's documentation.
+    Output pixel i lies at (i + 1/2) H / Ho - 1/2, or with ``align_corners`` at i (H - 1) / (Ho - 1). ``mode``:
+    "nearest" (floor of i H / Ho), "bilinear", "bicubic" (Keys, a = -3/4) or "area" (mean of the pixels it covers).
+    Places beyond the edge take the edge. Source: Keys (1981), eq. 4; torch.nn.functional.interpolate's documentation.
     """
     y = x.double()
     for dim, new in ((2, size[0]), (3, size[1])):

@@ -6,7 +6,8 @@ import torch
 
 
 def nms(boxes: torch.Tensor, scores: torch.Tensor, *, threshold: float) -> torch.Tensor:
-    """Boxes that no better box overlaps by more than ``threshold``. Returns their numbers, best score first, int64 (K,).
+    """Boxes that no better box overlaps by more than ``threshold``. Returns their numbers, best score first, int64
+    (K,).
 
     ``boxes`` (M, 4) as x1, y1, x2, y2; ``scores`` (M,); overlap = intersection / union, and suppressed where it is
     greater, not equal. Of equal scores the lower number comes first. Source: Girshick and others, arXiv:1311.2524,

@@ -32,7 +32,9 @@ def roi_align(
             _find_weights(start, side, bins, samples, length)
             for start, side, bins, length in zip((y1, x1), sides, size, x.shape[2:])
         ]
-        rows.append(torch.einsum("ph,chw,qw->cpq", weights[0].to(x.device), x.double()[int(roi[0])], weights[1].to(x.device)))
+        rows.append(
+            torch.einsum("ph,chw,qw->cpq", weights[0].to(x.device), x.double()[int(roi[0])], weights[1].to(x.device))
+        )
     return torch.stack(rows) if rows else torch.zeros(0, x.shape[1], *size, dtype=torch.float64) + 0 * x.double().sum()
 
 

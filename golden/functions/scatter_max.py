@@ -6,7 +6,8 @@ import torch
 
 
 def scatter_max(src: torch.Tensor, index: torch.Tensor, *, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maximum over rows i with index[i] = g, element by element, and its row. Returns (size, C) and int64 (size, C).
+    """The maximum over rows i with index[i] = g, element by element, and its row. Returns (size, C) and int64 (size,
+    C).
 
     ``src`` (M, C), ``index`` (M,) whole numbers below ``size``. A group without members gives 0 and row M; of equal
     members the first is named and gets the gradient. Source: torch_scatter.scatter_max's documentation.

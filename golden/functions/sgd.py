@@ -18,9 +18,9 @@ def sgd(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The parameter and the momentum buffer after one step. Both of the shape of ``param``.
 
-    g = grad + decay p; b = momentum b + (1 - dampening) g, or g in the first step (no ``buffer``); p - lr (g + momentum b
-    where ``nesterov``, else b). Without momentum the buffer is g. Source: Sutskever and others (2013), eq. 1-4, in
-    PyTorch's form, where lr multiplies the buffer.
+    g = grad + decay p; b = momentum b + (1 - dampening) g, or g in the first step (no ``buffer``); p - lr (g +
+    momentum b where ``nesterov``, else b). Without momentum the buffer is g. Source: Sutskever and others (2013), eq.
+    1-4, in PyTorch's form, where lr multiplies the buffer.
     """
     p = param.double()
     g = grad.double() + decay * p

@@ -17,9 +17,9 @@ def weight_only_matmul(
 ) -> torch.Tensor:
     """x ((weight + offset) * scale) + bias. Returns (M, N) in the dtype of ``x``.
 
-    ``x`` (M, K); ``weight`` int8 (K, N), or where ``packed`` int8 (K, N / 2): two int4, the low four bits first; ``scale``
-    and ``offset`` (N,), or with ``group`` G (K / G, N). The offset is minus the zero point.
-    Source: npu_weight_quant_batchmatmul's documentation; Lin and others, arXiv:2306.00978 (AWQ).
+    ``x`` (M, K); ``weight`` int8 (K, N), or where ``packed`` int8 (K, N / 2): two int4, the low four bits first;
+    ``scale`` and ``offset`` (N,), or with ``group`` G (K / G, N). The offset is minus the zero point. Source:
+    npu_weight_quant_batchmatmul's documentation; Lin and others, arXiv:2306.00978 (AWQ).
     """
     if packed:
         low, high = weight & 15, (weight >> 4) & 15

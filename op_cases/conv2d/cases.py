@@ -36,12 +36,37 @@ CASES = [
     family("kernel-1x1", "a matrix product", "size-1", weight=normal(6, 4, 1, 1)),
     family("kernel-2x5", "kernel height and width swapped", "shape", weight=normal(6, 4, 2, 5)),
     family("one-output", "a kernel as large as the image", "size-1", weight=normal(6, 4, 7, 8, gain=0.1)),
-    family("channels-65", "one beyond a tile of 64", "tile", x=normal(1, 65, 4, 4), weight=normal(3, 65, 3, 3, gain=0.1)),
-    family("everything", "all options at once", "shape", stride=2, padding=2, dilation=2, groups=2, weight=normal(6, 2, 3, 3), bias=normal(6)),
+    family(
+        "channels-65", "one beyond a tile of 64", "tile", x=normal(1, 65, 4, 4), weight=normal(3, 65, 3, 3, gain=0.1)
+    ),
+    family(
+        "everything",
+        "all options at once",
+        "shape",
+        stride=2,
+        padding=2,
+        dilation=2,
+        groups=2,
+        weight=normal(6, 2, 3, 3),
+        bias=normal(6),
+    ),
     family("large", "sums beyond float16", "magnitude", x=normal(2, 4, 7, 8, gain=1e4), dtypes=FLOATS),
-    family("short-mantissa", "HF32 inputs: 11 bits show in float32", "magnitude", x=normal(2, 16, 7, 8, mean=1.0), weight=normal(6, 16, 3, 3, gain=0.3), dtypes=("float32",)),
+    family(
+        "short-mantissa",
+        "HF32 inputs: 11 bits show in float32",
+        "magnitude",
+        x=normal(2, 16, 7, 8, mean=1.0),
+        weight=normal(6, 16, 3, 3, gain=0.3),
+        dtypes=("float32",),
+    ),
     family("empty", "no image", "empty", x=normal(0, 4, 7, 8)),
-    family("nan", "NaN spoils the windows that see it", "nonfinite", wrt=(), x=normal(2, 4, 7, 8).at((0, 1, 3, 3), math.nan)),
+    family(
+        "nan",
+        "NaN spoils the windows that see it",
+        "nonfinite",
+        wrt=(),
+        x=normal(2, 4, 7, 8).at((0, 1, 3, 3), math.nan),
+    ),
     *family.layouts("x", "weight"),
 ]
 

@@ -46,7 +46,9 @@ def call_torch_npu(q: Tensor, scale: Tensor, offset: Optional[Tensor] = None, **
     if options.get("group") or scale.dim() > 1:
         return call_torch(q, scale, offset, **options)
     shift = offset if offset is None or options.get("added") else -offset
-    return load_torch_npu().npu_anti_quant(q, scale.float(), offset=None if shift is None else shift.float(), dst_dtype=scale.dtype)  # type: ignore[no-any-return]
+    return load_torch_npu().npu_anti_quant(
+        q, scale.float(), offset=None if shift is None else shift.float(), dst_dtype=scale.dtype
+    )  # type: ignore[no-any-return]
 
 
 CASES = [
@@ -57,11 +59,26 @@ CASES = [
     family("zero-point", "added for subtracted", "offset", offset=offsets(1)),
     family("offset-added", "subtracted for added: npu_anti_quant", "offset", offset=offsets(1), added=True),
     family("offset-by-channel", "one offset for all", "offset", scale=uniform(24, **POSITIVE), offset=offsets(24)),
-    family("offset-by-group", "the offset of the first group", "offset", scale=uniform(7, 3, **POSITIVE), offset=offsets(7, 3), group=8),
+    family(
+        "offset-by-group",
+        "the offset of the first group",
+        "offset",
+        scale=uniform(7, 3, **POSITIVE),
+        offset=offsets(7, 3),
+        group=8,
+    ),
     family("int4", "values of -8 to 7", "bits", q=numbers(7, 24, bits=4), offset=offsets(1)),
-    family("limits", "-128 negated is not 128 in int8", "edge", q=fixed([[-128, -127, 0, 1, 127]], torch.int8), offset=fixed([100.0])),
+    family(
+        "limits",
+        "-128 negated is not 128 in int8",
+        "edge",
+        q=fixed([[-128, -127, 0, 1, 127]], torch.int8),
+        offset=fixed([100.0]),
+    ),
     family("large-scale", "beyond float16", "magnitude", scale=uniform(1, low=300.0, high=900.0), dtypes=FLOATS),
-    family("tiny-scale", "subnormal in float16", "magnitude", scale=uniform(1, low=1e-7, high=4e-7), dtypes=("float16",)),
+    family(
+        "tiny-scale", "subnormal in float16", "magnitude", scale=uniform(1, low=1e-7, high=4e-7), dtypes=("float16",)
+    ),
     family("odd-65", "one beyond a vector of 64", "tile", q=numbers(3, 65)),
     family("single", "one value", "size-1", q=numbers(1)),
     family("empty", "nothing", "empty", q=numbers(0, 24)),

@@ -38,10 +38,23 @@ CASES = [
     family("plain", "a scale for the whole tensor", "basic", dtypes=FLOATS),
     family("smooth", "the factors divide", "smooth", smooth=uniform(24, low=0.2, high=3.0), dtypes=FLOATS),
     family("int4", "127 for 7", "bits", bits=4),
-    family("outlier", "one value 300 times the others: the rest is 0", "magnitude", x=normal(9, 24).at((slice(None), 3), 300.0)),
-    family("negative-maximum", "the maximum without its absolute value", "sign", x=normal(9, 24).at((slice(None), 5), -9.0)),
+    family(
+        "outlier",
+        "one value 300 times the others: the rest is 0",
+        "magnitude",
+        x=normal(9, 24).at((slice(None), 3), 300.0),
+    ),
+    family(
+        "negative-maximum", "the maximum without its absolute value", "sign", x=normal(9, 24).at((slice(None), 5), -9.0)
+    ),
     family("zero-row", "zeros and a scale of 0, no NaN", "rows", x=normal(9, 24).at(2, 0.0)),
-    family("ties", "halves to even: the maximum is 127 or 63.5", "ties", x=fixed([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5], [63.5, 0.25, 0.75, 1.25, -0.25, -0.75, -1.25, 1.0]]), exact=True),
+    family(
+        "ties",
+        "halves to even: the maximum is 127 or 63.5",
+        "ties",
+        x=fixed([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5], [63.5, 0.25, 0.75, 1.25, -0.25, -0.75, -1.25, 1.0]]),
+        exact=True,
+    ),
     family("large", "values near the end of float16", "magnitude", x=normal(9, 24, gain=1e4), dtypes=FLOATS),
     family("tiny", "a scale that is subnormal in float16", "magnitude", x=normal(9, 24, gain=1e-5)),
     family("three-dimensions", "tokens in two dimensions", "shape", x=normal(2, 5, 24)),

@@ -15,9 +15,7 @@ Tensor = torch.Tensor
 family = Family(index=whole(4, 7, high=10), weight=normal(10, 6), wrt=("weight",))
 
 
-def call_torch(
-    index: Tensor, weight: Tensor, *, padding: Optional[int] = None, by_frequency: bool = False
-) -> Tensor:
+def call_torch(index: Tensor, weight: Tensor, *, padding: Optional[int] = None, by_frequency: bool = False) -> Tensor:
     """torch.nn.functional.embedding of the weight in float32 (its gradient adds up in the weight's dtype), and back."""
     wide = weight.to(weight.dtype if weight.dtype == torch.float64 else torch.float32)
     found = torch.nn.functional.embedding(index, wide, padding_idx=padding, scale_grad_by_freq=by_frequency)

@@ -16,7 +16,9 @@ def call_torch(x: Tensor, scale: Tensor, zero: Tensor, *, low: int = -128, high:
     """torch.fake_quantize_per_tensor_affine, or per_channel for one scale a channel of the last axis."""
     if scale.dim() == 0:
         return torch.fake_quantize_per_tensor_affine(x.float(), scale.float(), zero.int(), low, high).to(x.dtype)
-    return torch.fake_quantize_per_channel_affine(x.float(), scale.float(), zero.int(), x.dim() - 1, low, high).to(x.dtype)
+    return torch.fake_quantize_per_channel_affine(x.float(), scale.float(), zero.int(), x.dim() - 1, low, high).to(
+        x.dtype
+    )
 
 
 def call_steps(x: Tensor, scale: Tensor, zero: Tensor, *, low: int = -128, high: int = 127) -> Tensor:
@@ -36,8 +38,23 @@ CASES = [
     family("int4", "the range -8 to 7", "bits", low=-8, high=7, scale=fixed(0.2), zero=fixed(0.0)),
     family("unsigned", "the range 0 to 255", "bits", low=0, high=255, zero=fixed(128.0)),
     family("zero-point", "a zero point that shows", "zero", zero=fixed(-90.0), x=normal(7, 24, gain=2.0)),
-    family("ties", "halves away from zero", "ties", x=levels(7, 64, low=-40, high=40, step=0.5), scale=fixed(1.0), zero=fixed(0.0), exact=True),
-    family("edges", "the first and last step still pass the gradient", "edge", x=fixed([[-128.4, -128.6, 127.4, 127.6, -128.0, 127.0]]), scale=fixed(1.0), zero=fixed(0.0)),
+    family(
+        "ties",
+        "halves away from zero",
+        "ties",
+        x=levels(7, 64, low=-40, high=40, step=0.5),
+        scale=fixed(1.0),
+        zero=fixed(0.0),
+        exact=True,
+    ),
+    family(
+        "edges",
+        "the first and last step still pass the gradient",
+        "edge",
+        x=fixed([[-128.4, -128.6, 127.4, 127.6, -128.0, 127.0]]),
+        scale=fixed(1.0),
+        zero=fixed(0.0),
+    ),
     family("odd-65", "one beyond a vector of 64", "tile", x=normal(3, 65)),
     family("single", "one value", "size-1", x=normal(1)),
     family("empty", "nothing", "empty", x=normal(0, 24)),

@@ -50,7 +50,9 @@ CASES = [
     family("large-hidden-bias", "the reset gate multiplies the bias too", "bias", bias_hidden=normal(12, gain=3.0)),
     family("saturated", "gates near 0 and 1", "magnitude", **sized(6, 3, 5, 4, gain=20.0)),
     family("large-state", "1 - z against z h", "magnitude", h=normal(3, 4, gain=100.0)),
-    family("nan", "NaN spoils its sequence from there on", "nonfinite", wrt=(), x=normal(6, 3, 5).at((2, 1, 3), math.nan)),
+    family(
+        "nan", "NaN spoils its sequence from there on", "nonfinite", wrt=(), x=normal(6, 3, 5).at((2, 1, 3), math.nan)
+    ),
     *family.layouts("x", "w_hidden"),
 ]
 

@@ -35,7 +35,9 @@ def call_torch(
     wide = scale.dtype if scale.dtype == torch.float64 else torch.float32
     total = (a.int().cpu()[:, :, None] * b.int().cpu()[None]).sum(dim=1, dtype=torch.int32).to(a.device)
     total = total if int_bias is None else total + int_bias.int()
-    factor = scale.to(wide) if token_scale is None else torch.outer(token_scale.to(wide), scale.to(wide).expand(b.shape[1]))
+    factor = (
+        scale.to(wide) if token_scale is None else torch.outer(token_scale.to(wide), scale.to(wide).expand(b.shape[1]))
+    )
     y = total.to(wide) * factor
     return (y if bias is None else y + bias.to(wide)).to(scale.dtype)
 
@@ -46,22 +48,57 @@ def call_torch_npu(
 ) -> Tensor:  # fmt: skip
     """torch_npu.npu_quant_matmul: an int32 bias comes before the scale, a floating one after; int8 is its default output."""
     return load_torch_npu().npu_quant_matmul(  # type: ignore[no-any-return]
-        a, b, scale.float(), pertoken_scale=token_scale, bias=int_bias if bias is None else bias, output_dtype=scale.dtype
+        a,
+        b,
+        scale.float(),
+        pertoken_scale=token_scale,
+        bias=int_bias if bias is None else bias,
+        output_dtype=scale.dtype,
     )
 
 
 CASES = [
     family("plain", "unsigned numbers, transposed b", "basic", dtypes=FLOATS),
     family("one-scale", "a scale for all", "granularity", scale=uniform(1, low=1e-4, high=5e-4)),
-    family("by-token", "the scale of another row", "granularity", token_scale=uniform(9, low=0.2, high=2.0), dtypes=FLOATS),
-    family("square-by-token", "token scales by column", "granularity", token_scale=uniform(12, low=0.2, high=2.0), **sized(12, 32, 12)),
+    family(
+        "by-token", "the scale of another row", "granularity", token_scale=uniform(9, low=0.2, high=2.0), dtypes=FLOATS
+    ),
+    family(
+        "square-by-token",
+        "token scales by column",
+        "granularity",
+        token_scale=uniform(12, low=0.2, high=2.0),
+        **sized(12, 32, 12),
+    ),
     family("bias", "the bias before the scale", "bias", bias=normal(12), dtypes=FLOATS),
-    family("int-bias", "the bias after the scale", "bias", int_bias=whole(12, low=-20000, high=20000, dtype=torch.int32)),
-    family("both-scales-and-bias", "the token scale on the bias too", "bias", token_scale=uniform(9, low=0.2, high=2.0), bias=normal(12)),
+    family(
+        "int-bias", "the bias after the scale", "bias", int_bias=whole(12, low=-20000, high=20000, dtype=torch.int32)
+    ),
+    family(
+        "both-scales-and-bias",
+        "the token scale on the bias too",
+        "bias",
+        token_scale=uniform(9, low=0.2, high=2.0),
+        bias=normal(12),
+    ),
     family("inner-30", "K not a multiple of 16", "tile", **sized(5, 30, 7)),
     family("inner-65", "K one beyond a tile of 64", "tile", **sized(5, 65, 7)),
-    family("long-sum", "2^24 is passed: float32 cannot add it up exactly", "accumulation", a=fixed([[127] * 2048] * 2, torch.int8), b=numbers(2048, 3).then(lambda b: b.clamp(min=-127).abs() | 1), scale=uniform(3, low=1e-4, high=5e-4)),
-    family("extremes", "-128 times -128", "edge", a=fixed([[-128] * 32] * 3, torch.int8), b=fixed([[-128, 127]] * 32, torch.int8), scale=uniform(2, low=1e-4, high=5e-4)),
+    family(
+        "long-sum",
+        "2^24 is passed: float32 cannot add it up exactly",
+        "accumulation",
+        a=fixed([[127] * 2048] * 2, torch.int8),
+        b=numbers(2048, 3).then(lambda b: b.clamp(min=-127).abs() | 1),
+        scale=uniform(3, low=1e-4, high=5e-4),
+    ),
+    family(
+        "extremes",
+        "-128 times -128",
+        "edge",
+        a=fixed([[-128] * 32] * 3, torch.int8),
+        b=fixed([[-128, 127]] * 32, torch.int8),
+        scale=uniform(2, low=1e-4, high=5e-4),
+    ),
     family("one-row", "a single row", "size-1", **sized(1, 32, 12)),
     family("inner-1", "a sum of one", "size-1", **sized(9, 1, 12)),
     family("empty", "no row", "empty", **sized(0, 32, 12)),

@@ -13,9 +13,7 @@ Tensor = torch.Tensor
 family = Family(x=normal(2, 3, 5, 7), size=(8, 10), wrt=("x",))
 
 
-def call_torch(
-    x: Tensor, *, size: tuple[int, int], mode: str = "bilinear", align_corners: bool = False
-) -> Tensor:
+def call_torch(x: Tensor, *, size: tuple[int, int], mode: str = "bilinear", align_corners: bool = False) -> Tensor:
     """torch.nn.functional.interpolate in float32 and back (CUDA autocast's choice)."""
     wide = x.to(x.dtype if x.dtype == torch.float64 else torch.float32)
     corners = None if mode in ("nearest", "area") else align_corners

@@ -53,7 +53,9 @@ CASES = [
     family("inputs-65", "one beyond a tile of 64", "tile", **sized(3, 2, 65, 4)),
     family("saturated", "gates near 0 and 1", "magnitude", **sized(6, 3, 5, 4, gain=20.0)),
     family("large-cell", "tanh of a large cell", "magnitude", c=normal(3, 4, gain=50.0)),
-    family("nan", "NaN spoils its sequence from there on", "nonfinite", wrt=(), x=normal(6, 3, 5).at((2, 1, 3), math.nan)),
+    family(
+        "nan", "NaN spoils its sequence from there on", "nonfinite", wrt=(), x=normal(6, 3, 5).at((2, 1, 3), math.nan)
+    ),
     *family.layouts("x", "w_hidden"),
 ]
 

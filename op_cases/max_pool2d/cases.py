@@ -15,9 +15,7 @@ Tensor = torch.Tensor
 family = Family(x=normal(2, 3, 9, 11), size=3, wrt=("x",))
 
 
-def call_torch(
-    x: Tensor, *, size: int, stride: int = 0, padding: int = 0, dilation: int = 1
-) -> tuple[Tensor, Tensor]:
+def call_torch(x: Tensor, *, size: int, stride: int = 0, padding: int = 0, dilation: int = 1) -> tuple[Tensor, Tensor]:
     """torch.nn.functional.max_pool2d(return_indices=True). On the NPU the second result is a mask of another shape."""
     return torch.nn.functional.max_pool2d(x, size, stride or None, padding, dilation, return_indices=True)
 
@@ -29,13 +27,33 @@ CASES = [
     family("padding", "padding of 0 beats negative values", "padding", padding=1, x=normal(2, 3, 9, 11, mean=-5.0)),
     family("dilation", "dilation ignored", "dilation", dilation=2, stride=1),
     family("ties", "of equals the first", "ties", x=levels(2, 3, 9, 11, low=0, high=2), exact=True),
-    family("ties-overlapping", "of equals the first", "ties", x=levels(2, 3, 9, 11, low=0, high=1), stride=1, padding=1, exact=True),
+    family(
+        "ties-overlapping",
+        "of equals the first",
+        "ties",
+        x=levels(2, 3, 9, 11, low=0, high=1),
+        stride=1,
+        padding=1,
+        exact=True,
+    ),
     family("size-1", "a window of one", "size-1", size=1),
     family("whole-image", "one window", "size-1", size=9, x=normal(1, 2, 9, 9)),
     family("width-67", "beyond a tile of 64", "tile", x=normal(1, 1, 4, 67), size=2),
     family("large", "values near the end of float16", "magnitude", x=normal(2, 3, 9, 11, gain=1e4), dtypes=FLOATS),
-    family("close-values", "values that differ in the last bits only", "magnitude", x=normal(2, 3, 9, 11, gain=0.01, mean=100.0), dtypes=("float32",)),
-    family("minus-infinity", "a window of minus infinity", "nonfinite", wrt=(), x=normal(1, 1, 6, 6).at((0, 0, slice(0, 3), slice(0, 3)), -math.inf)),
+    family(
+        "close-values",
+        "values that differ in the last bits only",
+        "magnitude",
+        x=normal(2, 3, 9, 11, gain=0.01, mean=100.0),
+        dtypes=("float32",),
+    ),
+    family(
+        "minus-infinity",
+        "a window of minus infinity",
+        "nonfinite",
+        wrt=(),
+        x=normal(1, 1, 6, 6).at((0, 0, slice(0, 3), slice(0, 3)), -math.inf),
+    ),
     family("empty", "no image", "empty", x=normal(0, 3, 9, 11)),
     *family.layouts("x"),
 ]

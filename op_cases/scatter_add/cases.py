@@ -31,12 +31,30 @@ CASES = [
     family("empty-groups", "groups without members are 0", "empty-rows", size=40),
     family("last-group", "the last index", "edge", index=fixed([7] * 10 + [0] * 20)),
     family("all-different", "a permutation", "shape", index=fixed(list(range(29, -1, -1))), size=30),
-    family("large-group", "2000 equal members: a short sum stops growing", "accumulation", src=normal(2000, 2, mean=1.0), index=whole(2000, high=2), size=2),
-    family("mixed-magnitudes", "cancellation in the order of the sum", "magnitude", src=normal(30, 6).at(slice(None, None, 3), 300.0)),
+    family(
+        "large-group",
+        "2000 equal members: a short sum stops growing",
+        "accumulation",
+        src=normal(2000, 2, mean=1.0),
+        index=whole(2000, high=2),
+        size=2,
+    ),
+    family(
+        "mixed-magnitudes",
+        "cancellation in the order of the sum",
+        "magnitude",
+        src=normal(30, 6).at(slice(None, None, 3), 300.0),
+    ),
     family("members-65", "one beyond a tile of 64", "tile", src=normal(65, 3), index=whole(65, high=8)),
     family("one-dimension", "a vector", "shape", src=normal(50), index=whole(50, high=8)),
     family("empty", "no member: all 0", "empty", src=normal(0, 6), index=whole(0), wrt=()),
-    family("nonfinite", "NaN and infinity stay in their group", "nonfinite", wrt=(), src=normal(30, 6).at((3, 1), math.nan).at((4, 2), math.inf)),
+    family(
+        "nonfinite",
+        "NaN and infinity stay in their group",
+        "nonfinite",
+        wrt=(),
+        src=normal(30, 6).at((3, 1), math.nan).at((4, 2), math.inf),
+    ),
     *family.layouts("src"),
 ]
 

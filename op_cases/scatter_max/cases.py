@@ -31,10 +31,18 @@ CASES = [
     family("empty-groups", "0 and row M", "empty-rows", size=20),
     family("ties", "of equals the first", "ties", src=levels(30, 6, low=0, high=2), exact=True),
     family("all-equal", "of equals the first", "ties", src=levels(30, 6, low=1, high=1), exact=True),
-    family("close-members", "members that differ in the last bits only", "magnitude", src=normal(30, 6, gain=0.01, mean=100.0), dtypes=("float32",)),
+    family(
+        "close-members",
+        "members that differ in the last bits only",
+        "magnitude",
+        src=normal(30, 6, gain=0.01, mean=100.0),
+        dtypes=("float32",),
+    ),
     family("one-group", "the maximum of all", "size-1", index=fixed([0] * 30), size=1),
     family("single-members", "groups of one", "shape", index=fixed(list(range(30))), size=30),
-    family("members-65", "one beyond a tile of 64", "tile", src=normal(65, 3).at(64, 9.0), index=whole(65, high=4), size=4),
+    family(
+        "members-65", "one beyond a tile of 64", "tile", src=normal(65, 3).at(64, 9.0), index=whole(65, high=4), size=4
+    ),
     family("large", "values near the end of float16", "magnitude", src=normal(30, 6, gain=1e4), dtypes=FLOATS),
     family("one-channel", "a single column", "size-1", src=normal(30, 1)),
     family("empty", "no member", "empty", src=normal(0, 6), index=whole(0), wrt=()),

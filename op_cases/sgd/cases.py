@@ -13,7 +13,9 @@ from precision_align.library.formulas import Formula
 
 FORMULA = Formula("sgd")
 Tensor = torch.Tensor
-family = Family(param=normal(6, 20), grad=normal(6, 20), buffer=normal(6, 20), lr=0.1, momentum=0.9, dtypes=("float32",))
+family = Family(
+    param=normal(6, 20), grad=normal(6, 20), buffer=normal(6, 20), lr=0.1, momentum=0.9, dtypes=("float32",)
+)
 
 
 def call_torch(

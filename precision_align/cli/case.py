@@ -14,8 +14,8 @@ SUMMARY = "test one operator, or all of the library, on a device"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``run``, ``list`` and ``extract``."""
-    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,list,extract}")
+    """``run``, ``prove``, ``search``, ``list`` and ``extract``."""
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="{run,prove,search,list,extract}")
     run_parser = verbs.add_parser("run", help="run cases and judge them in float64")
     _add_selection(run_parser)
     run_parser.add_argument("--device", default="cpu", help="cpu, cuda, npu or simulated[:profile] (default: cpu)")
@@ -35,6 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run_parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (default: 0)")
     run_parser.add_argument("--forward-only", action="store_true", help="do not test gradients")
+    _add_selection(
+        verbs.add_parser("prove", help="run wrong variants: does a case catch each, does each case catch one?")
+    )
+    search_parser = verbs.add_parser("search", help="look for the worst input of a replacement (needs hypothesis)")
+    _add_selection(search_parser)
+    search_parser.add_argument("--replacement", metavar="NAME|MODULE:CALLABLE", help="as in `case run`")
+    search_parser.add_argument("--dtype", default="float32", help="dtype of the inputs (default: float32)")
+    search_parser.add_argument("--examples", type=int, default=100, help="inputs to try (default: 100)")
     _add_selection(verbs.add_parser("list", help="list the cases and what each is there to catch"))
     _add_extraction(verbs.add_parser("extract", help="make a case and a script of its own from a recorded call"))
 
@@ -62,7 +70,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0: all passed, 1: a case failed, 2: wrong use or nothing to run on."""
-    actions = {"list": _list, "run": _run, "extract": _extract}
+    actions = {"list": _list, "run": _run, "prove": _prove, "search": _search, "extract": _extract}
     return actions[arguments.action](arguments)
 
 
@@ -113,6 +121,36 @@ def _record(report: CaseReport, arguments: argparse.Namespace) -> None:
     known = {op: len(load_operator(folders, op).cases) for op in operators}
     count = record_proofs(arguments.record, collect_proofs(report, folders, known))
     print_log(f"recorded {len(operators)} operator(s) in {arguments.record}, which holds {count} proofs")
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from precision_align.library.proving import render_proofs
+    from precision_align.library.runner import prove_cases
+
+    proofs = prove_cases(arguments.select, library=arguments.library, progress=print_log)
+    if arguments.json:
+        print_json([proof.to_dict() for proof in proofs])
+    else:
+        print_text(render_proofs(proofs))
+    return 0 if all(proof.complete for proof in proofs) else 1
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    from precision_align.library.searching import search_cases
+
+    found = search_cases(
+        arguments.select,
+        replacement=arguments.replacement,
+        dtype=arguments.dtype,
+        examples=arguments.examples,
+        library=arguments.library,
+        progress=print_log,
+    )
+    if arguments.json:
+        print_json([one.to_dict() for one in found])
+    else:
+        print_text("\n".join(one.render() for one in found))
+    return 1 if any(one.failed for one in found) else 0
 
 
 def _list(arguments: argparse.Namespace) -> int:

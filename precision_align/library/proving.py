@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from precision_align.core.terms import Status
 from precision_align.library.cases import Compute, OpCase, Operator
 from precision_align.library.references import References, prepare_references
+from precision_align.library.results import CaseResult
 from precision_align.library.trials import try_refusal, try_replacement
 
 CPU = torch.device("cpu")
@@ -31,6 +32,15 @@ class Proof:
     @property
     def tried(self) -> int:
         return len(self.caught) + len(self.missed)
+
+    @property
+    def complete(self) -> bool:
+        """Every variant is caught and every case catches one."""
+        return not self.missed and not self.unproved
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
 
 
 class Prover:
@@ -67,14 +77,17 @@ class Prover:
         return any(self._fails(case, dtype, compute) for dtype in case.dtypes)
 
     def _fails(self, case: OpCase, dtype: str, compute: Compute) -> bool:
-        if case.raises:
-            results = try_refusal(self._operator, case, dtype, self._seed, compute, CPU)
-        else:
-            key = (case.id, dtype)
-            if key not in self._references:
-                self._references[key] = prepare_references(self._operator, case, dtype, self._seed, backward=True)
-            results = try_replacement(self._operator, case, self._references[key], compute, CPU)
+        results = self.run(case, dtype, compute, CPU)
         return any(result.status in CAUGHT and not result.note.startswith("raised") for result in results)
+
+    def run(self, case: OpCase, dtype: str, compute: Compute, device: torch.device) -> list[CaseResult]:
+        """One case in one dtype on a device."""
+        if case.raises:
+            return try_refusal(self._operator, case, dtype, self._seed, compute, device)
+        key = (case.id, dtype)
+        if key not in self._references:
+            self._references[key] = prepare_references(self._operator, case, dtype, self._seed, backward=True)
+        return try_replacement(self._operator, case, self._references[key], compute, device)
 
 
 def make_generic(operator: Operator, case: OpCase) -> dict[str, Compute]:
@@ -115,13 +128,6 @@ def _ignore_strides(right: Compute, name: str) -> Compute:
         return right(**inputs)
 
     return run
-
-
-def prove_operators(operators: Sequence[Operator], seed: int = 0) -> Iterator[Proof]:
-    """One proof an operator that has wrong variants."""
-    for operator in operators:
-        if operator.wrong:
-            yield Prover(operator, seed).prove()
 
 
 def render_proofs(proofs: Sequence[Proof]) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from precision_align.devices.base import Device
+    from precision_align.library.proving import Proof
 
 Replacement = Union[str, Compute, None]
 MAXIMUM_SEED = 2**31  # random generators of every framework and device take that much
@@ -82,7 +83,7 @@ def run_cases(
     if not 0 <= seed < MAXIMUM_SEED:
         raise UsageError(f"seed is {seed}, must be from 0 to {MAXIMUM_SEED - 1}")
     mine = load_replacements(replacements) if replacements is not None else {}
-    run = _Run(open_available(device), _resolve(replacement), mine, seed, backward, progress)
+    run = _Run(open_available(device), resolve(replacement), mine, seed, backward, progress)
     patterns = _list_patterns(select)
     chosen = choose_cases(find_folders(library), patterns)
     if replacements is not None:
@@ -95,11 +96,11 @@ def choose_cases(folders: Folders, patterns: Sequence[str]) -> list[tuple[Operat
     """The cases that any of the patterns selects, by operator. Raises UsageError for a pattern that selects none."""
     chosen: dict[str, tuple[Operator, list[OpCase]]] = {}
     used: set[str] = set()
-    for name in folders.operators:
+    for name in _list_operators(folders, patterns):
         mine = [p for p in patterns if fnmatch.fnmatchcase(name, p.split("/", 1)[0])]
         if not mine:
             continue
-        operator = load_operator(folders, name)
+        operator = _load(folders, name)
         hits = [(case, [p for p in mine if _matches(p, name, case.id)]) for case in operator.cases]
         used.update(pattern for _, found in hits for pattern in found)
         cases = [case for case, found in hits if found]
@@ -126,6 +127,23 @@ def _suggest(name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names) or 'no operators'}"
     return f"no operator that is selected is called {name!r}: {hint}"
+
+
+def _list_operators(folders: Folders, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The library's own, and PyTorch's where a pattern asks for them by their prefix."""
+    if not any(pattern.startswith("opinfo:") for pattern in patterns):
+        return folders.operators
+    from precision_align.library.catalogue import list_catalogue
+
+    return (*folders.operators, *list_catalogue())
+
+
+def _load(folders: Folders, name: str) -> Operator:
+    if not name.startswith("opinfo:"):
+        return load_operator(folders, name)
+    from precision_align.library.catalogue import load_catalogued
+
+    return load_catalogued(name)
 
 
 def _list_patterns(select: str | Sequence[str]) -> list[str]:
@@ -160,7 +178,7 @@ def open_available(name: str) -> Device:
     return device
 
 
-def _resolve(replacement: Replacement) -> Replacement:
+def resolve(replacement: Replacement) -> Replacement:
     """A text "module:callable" becomes the callable; a name stays, since each operator has its own of that name."""
     return load_callable(replacement) if isinstance(replacement, str) and ":" in replacement else replacement
 
@@ -225,6 +243,31 @@ def _collect_versions(device: Device) -> Mapping[str, str]:
     from precision_align import __version__
 
     return {"precision_align": __version__, **{str(k): str(v) for k, v in device.versions().items()}}
+
+
+def prove_cases(
+    select: str | Sequence[str] = "*",
+    *,
+    library: PathLike | HasFolders | None = None,
+    seed: int = 0,
+    progress: Progress = None,
+) -> list[Proof]:
+    """Run the wrong variants of the selected operators on the CPU: which are caught, and which cases catch none.
+
+    A selected case counts for its whole operator; operators without wrong variants are left out. Raises UsageError
+    where none is left.
+    """
+    from precision_align.library.proving import Prover
+
+    proofs = []
+    for operator, _ in choose_cases(find_folders(library), _list_patterns(select)):
+        if operator.wrong:
+            if progress:
+                progress(f"{operator.name}: {len(operator.wrong)} wrong variants, {len(operator.cases)} cases")
+            proofs.append(Prover(operator, seed).prove())
+    if not proofs:
+        raise UsageError("no selected operator has wrong variants: give OPERATOR a field `wrong`, name -> callable")
+    return proofs
 
 
 def list_cases(select: str | Sequence[str] = "*", library: PathLike | HasFolders | None = None) -> list[dict[str, Any]]:
