@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MakeInputs = Callable[[int], "dict[str, Any]"]
 Compute = Callable[..., Any]
-LAYOUTS = ("transposed", "strided", "offset")
+LAYOUTS = ("transposed", "strided", "offset", "channels last")
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -26,7 +26,8 @@ class OpCase:
     ``make_inputs``: seed -> keyword arguments for golden, native and replacement alike; floating tensors come in
     float32 on the CPU and are rounded to each of ``dtypes`` by the runner, except those named in ``float32``.
     ``wrt``: the inputs to differentiate by (empty: forward only). ``layouts``: input -> how its storage lies:
-    "transposed" (last two dimensions swapped), "strided" (every other element), "offset" (not at the storage's start).
+    "transposed" (last two dimensions swapped), "strided" (every other element), "offset" (not at the storage's start),
+    "channels last" (the memory format; four dimensions).
     ``raises``: the replacement must refuse these inputs. ``exact``: the arithmetic is exact on these inputs (powers of
     two, ties on purpose), so that whole-number outputs have one right value and others move with nothing but their own
     size. ``why``: the mistake this case is there to catch.
@@ -143,4 +144,8 @@ def lay_out(tensor: torch.Tensor, kind: str) -> torch.Tensor:
         flat = tensor.new_zeros(tensor.numel() + 1)
         flat[1:] = tensor.reshape(-1)
         return flat[1:].view(tensor.shape)
+    if kind == "channels last":
+        import torch
+
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
     raise ValueError(f"unknown layout {kind!r}; there are {', '.join(LAYOUTS)}")

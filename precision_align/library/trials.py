@@ -49,8 +49,8 @@ def try_replacement(
 ) -> list[CaseResult]:
     """Run ``compute`` on the case and judge outputs and gradients: one result a phase.
 
-    Also: repeats are bit-equal, strides do not matter, inputs stay as they were. Dtype, device, replacement and
-    versions are left to the caller, who knows them.
+    Also: repeats are bit-equal, strides and memory formats do not matter, inputs stay as they were. Dtype, device,
+    replacement and versions are left to the caller, who knows them.
     """
     settled = settle(operator, compute)
     inputs = place(references.inputs, device, case.layouts)
@@ -64,7 +64,7 @@ def try_replacement(
     rule = RULES[operator.rule]
     findings = _judge(rule, first, references, device)
     findings += [_Finding(name, _fail("rewrote its input in place")) for name in _find_rewritten(inputs, references)]
-    findings += _check_strides(rule, references, settled, device)
+    findings += _check_layouts(rule, references, settled, device)
     notes = _check_repeat(settled, inputs, references, cotangents, first)
     return [_summarise(operator, case, phase, findings, notes) for phase in _phases(references)]
 
@@ -209,18 +209,30 @@ def _check_repeat(
     return notes
 
 
-def _check_strides(rule: Rule, references: References, compute: Compute, device: torch.device) -> list[_Finding]:
-    """The same values in strided storage, cotangents too, must be judged right as well."""
-    layouts = dict.fromkeys(references.inputs, "strided")
-    cotangents = place(references.cotangents, device, dict.fromkeys(references.cotangents, "strided"))
+def _check_layouts(rule: Rule, references: References, compute: Compute, device: torch.device) -> list[_Finding]:
+    """The same values in strided storage and, with four dimensions, channels last; cotangents too: right as well."""
+    import torch
+
+    findings = _check_layout(rule, references, compute, device, "strided")
+    if any(torch.is_tensor(value) and value.dim() == 4 for value in references.inputs.values()):
+        findings += _check_layout(rule, references, compute, device, "channels last")
+    return findings
+
+
+_DESCRIBED = {"strided": "that are not contiguous", "channels last": "in the channels-last format"}
+
+
+def _check_layout(
+    rule: Rule, references: References, compute: Compute, device: torch.device, kind: str
+) -> list[_Finding]:
+    layouts = dict.fromkeys(references.inputs, kind)
+    cotangents = place(references.cotangents, device, dict.fromkeys(references.cotangents, kind))
     try:
         result = evaluate(compute, place(references.inputs, device, layouts), references.wrt, cotangents)
     except Exception as error:
-        return [
-            _Finding("output", Judgement(Status.WARN, f"refuses inputs that are not contiguous: {describe(error)}"))
-        ]
+        return [_Finding("output", Judgement(Status.WARN, f"refuses inputs {_DESCRIBED[kind]}: {describe(error)}"))]
     found = _judge(rule, result, references, device)
-    prefix = "with inputs that are not contiguous: "
+    prefix = f"with inputs {_DESCRIBED[kind]}: "
     return [_Finding(f.tensor, replace(f.judgement, why=prefix + f.judgement.why)) for f in found]
 
 

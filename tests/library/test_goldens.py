@@ -27,7 +27,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = find_folders()
     done = record_goldens(folder, choose_cases(folders, SELECT), folders, open_available("cpu"))
     assert done.refused == ()
-    assert len(done.written) == 4  # ties come in float32 only; odd-size must be refused by a replacement: there is nothing to record
+    assert (
+        len(done.written) == 4
+    )  # ties come in float32 only; odd-size must be refused by a replacement: there is nothing to record
     return folder
 
 
