@@ -225,7 +225,7 @@ def _check_one(
     from precision_align.library.runner import choose_replacement, prepare_device
 
     name, compute = choose_replacement(operator, replacement, device)
-    prepare_device(device, name)
+    name = prepare_device(device, name)
     references = _load(path)
     versions = {key: str(value) for key, value in device.versions().items()}
     return [

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from precision_align.library.proving import Proof
 
 Replacement = Union[str, Compute, None]
+# What stands in for torch_npu on the simulated device is not torch_npu, and results must not say so.
+LOOKALIKE = "look-alike of torch_npu"
 MAXIMUM_SEED = 2**31  # random generators of every framework and device take that much
 Progress = Optional[Callable[[str], None]]
 
@@ -197,17 +199,19 @@ def choose_replacement(operator: Operator, replacement: Replacement, device: Dev
     return name, operator.replacements[name]
 
 
-def prepare_device(device: Device, replacement: str) -> None:
-    """What a replacement of that name needs there: the emulated device has a look-alike of torch_npu."""
-    if replacement == "torch_npu" and device.emulated:
-        from precision_align.devices.torch_npu_lookalike import install_lookalike
+def prepare_device(device: Device, replacement: str) -> str:
+    """Make ready what a replacement of that name needs there; the name under which results show it."""
+    if replacement != "torch_npu" or not device.emulated:
+        return replacement
+    from precision_align.devices.torch_npu_lookalike import install_lookalike
 
-        install_lookalike()
+    install_lookalike()
+    return LOOKALIKE
 
 
 def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Iterator[CaseResult]:
     name, compute = choose_replacement(operator, run.replacements.get(operator.name, run.replacement), run.device)
-    prepare_device(run.device, name)
+    name = prepare_device(run.device, name)
     if run.progress:
         run.progress(f"{operator.name}: {len(cases)} cases with {name} on {run.device.name}")
     versions = _collect_versions(run.device)

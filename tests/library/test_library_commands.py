@@ -165,10 +165,10 @@ def test_cases_run_on_the_simulated_device_with_its_look_alike() -> None:
     value = json.loads(done.stdout)
     used = {(result["op"], result["replacement"]) for result in value["results"]}
     assert used == {
-        ("attention", "torch_npu"),
-        ("rope", "torch_npu"),
-        ("rms_norm", "torch_npu"),
-        ("swiglu", "torch_npu"),
+        ("attention", "look-alike of torch_npu"),
+        ("rope", "look-alike of torch_npu"),
+        ("rms_norm", "look-alike of torch_npu"),
+        ("swiglu", "look-alike of torch_npu"),
         ("layer_norm", "torch_float32"),
     }
     assert "not Ascend" in value["device"]
