@@ -187,6 +187,12 @@ def find_stock(kind: str) -> Optional[type]:
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
 
 
+def list_constructor_arguments(kind: str) -> list[str]:
+    """Names of the constructor arguments of a stock torch.nn class; [] for what is none."""
+    found = find_stock(kind)
+    return _list_arguments(found) if found is not None else []
+
+
 def _list_arguments(kind: type) -> list[str]:
     """The constructor's argument names; a constructor that hands everything on has those of its base class."""
     for base in kind.__mro__:

@@ -368,7 +368,15 @@ _COMMANDS = {
     "verb.compare": ("find the first place where two runs really part", "找出两次运行真正分开的第一处"),
     "verb.loss": ("find the step where two loss curves part", "找出两条损失曲线分开的步骤"),
     "verb.case": ("test one operator, or all of the library, on a device", "在设备上测试单个或全部算子"),
+    "verb.golden": (
+        "record op results on a CUDA machine, and hold an NPU against them without one",
+        "在 CUDA 机器上记录算子结果，并在无 CUDA 的 NPU 机器上比对",
+    ),
     "verb.map": ("look up what replaces an operator on Ascend and how it differs", "查询算子在昇腾上的替代实现及差异"),
+    "verb.scan": (
+        "find what a source tree needs of CUDA, and what replaces it on Ascend",
+        "查找源码中的 CUDA 依赖及其在昇腾上的替代",
+    ),
     "verb.doctor": ("check versions, devices and arithmetic switches here", "检查本机的版本、设备与运算开关"),
     "verb.report": ("turn a saved result into HTML, Markdown or JUnit", "将保存的结果转换为 HTML、Markdown 或 JUnit"),
     "title.PA100": ("The command line or the call is wrong", "命令行或调用有误"),
