@@ -171,7 +171,7 @@ def find_installed() -> dict[str, str]:
     """Versions of torch_npu and CANN on this machine, without importing either; empty where neither is."""
     from importlib import metadata
 
-    from precision_align.devices.npu import find_cann_version
+    from precision_align.devices.ascend import find_cann_version
 
     found = {"cann": find_cann_version()}
     with contextlib.suppress(metadata.PackageNotFoundError):
