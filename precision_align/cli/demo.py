@@ -123,11 +123,15 @@ class _Stages:
 
 def _show(outcome: Outcome, files: list[Path], seconds: float, language: str) -> None:
     from precision_align.demo.walkthrough import SIMULATED
+    from precision_align.reporting.losses import describe_losses
+    from precision_align.reporting.pages import render_page
 
     print_text(f"{SIMULATED}\n\n1. The loss curves\n")
     ascii_only = not can_draw(encoding_of(sys.stdout))
     print_text(outcome.losses.plot(measure_columns(), ascii_only=ascii_only) + "\n")
-    print_text(outcome.losses.describe() + "\n\n2. The first divergence\n")
+    print_text(
+        render_page(describe_losses(outcome.losses, language), measure_columns()) + "\n2. The first divergence\n"
+    )
     print_report(outcome.report, as_json=False, language=language)
     print_text("\n3. The blamed operator alone\n")
     print_text(_phrase_operator(outcome))

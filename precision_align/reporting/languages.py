@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from precision_align.reporting.trainingtexts import TRAINING
+
 LANGUAGES = ("en", "zh")
 
 
@@ -393,4 +395,13 @@ _COMMANDS = {
     "title.PA999": ("Unexpected error", "意外错误"),
 }
 
-TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **_COMMANDS}
+TEXTS: dict[str, tuple[str, str]] = {
+    **_VERDICTS,
+    **_TERMS,
+    **_METRICS,
+    **_HEADINGS,
+    **_PAGE,
+    **_TABLE,
+    **_COMMANDS,
+    **TRAINING,
+}
