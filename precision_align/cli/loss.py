@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 SUMMARY = "find the step where two loss curves part"
 
 _EPILOGUE = """\
-A side is a dump of 'precision-align capture', a CSV, TSV, JSONL or JSON file, a trainer_state.json or a TensorBoard event
-file (or the folder that holds it), or a plain log: lines of Megatron, MindSpeed, DeepSpeed, Hugging Face, MindSpore
-Transformers and "step 12 loss 3.4" are understood; for others give --pattern.
+A side is a dump of 'precision-align capture', a CSV, TSV, JSONL or JSON file, a trainer_state.json or a TensorBoard
+event file (or the folder that holds it), or a plain log: lines of Megatron, MindSpeed, DeepSpeed, Hugging Face,
+MindSpore Transformers and "step 12 loss 3.4" are understood; for others give --pattern.
 Exit status: 0 the curves stay within their noise, 1 they part, 2 wrong usage, 3 not comparable.
 """
 

@@ -8,10 +8,12 @@ _LOSS = {
     "loss.sentence.parted": (
         "{name}: the curves part at {axis} {onset} ({kind}: {size}, band {limit}; {count} common steps, {first} to "
         "{last})",
-        "{name}：两条曲线在 {axis} {onset} 处分开（{kind}：{size}，噪声带 {limit}；共同步 {count} 个，{first} 到 {last}）",
+        "{name}：两条曲线在 {axis} {onset} 处分开（{kind}：{size}，噪声带 {limit}；"
+        "共同步 {count} 个，{first} 到 {last}）",
     ),
     "loss.sentence.together": (
-        "{name}: the curves stay within their noise ({count} common steps, {first} to {last}; band {limit} at the last)",
+        "{name}: the curves stay within their noise ({count} common steps, {first} to {last}; band {limit} at the "
+        "last)",
         "{name}：两条曲线保持在噪声之内（共同步 {count} 个，{first} 到 {last}；末步噪声带 {limit}）",
     ),
     "loss.size": ("{difference} relative", "相对差 {difference}"),
@@ -101,7 +103,140 @@ _LOSS = {
     "loss.difference": ("|relative difference|", "|相对差|"),
 }
 
-TRAINING: dict[str, tuple[str, str]] = {**_LOSS}
+_HEALTH = {
+    "verb.health": ("find what goes wrong in one training by itself", "不需要参考，检查单次训练自身的问题"),
+    "health.healthy": ("HEALTHY", "健康"),
+    "health.unhealthy": ("UNHEALTHY", "有问题"),
+    "health.sentence.healthy": (
+        "Nothing that was checked is wrong: {steps} steps, {ranks} ranks.",
+        "所检查的内容没有问题：{steps} 步，{ranks} 个进程。",
+    ),
+    "health.sentence.unhealthy": (
+        "{count} kinds of fault, first at step {step}: {first}",
+        "{count} 类问题，最早在第 {step} 步：{first}",
+    ),
+    "health.faults": ("Faults", "问题"),
+    "health.remarks": ("Remarks", "提示"),
+    "health.checked": ("Checked", "已检查"),
+    "health.checked.lead": ("A check with 0 had nothing to look at.", "数量为 0 的检查没有可看的内容。"),
+    "health.check": ("check", "检查项"),
+    "health.evidence": ("records or steps", "记录或步数"),
+    "health.step": ("step", "步"),
+    "health.where": ("where", "位置"),
+    "health.what": ("what", "内容"),
+    "health.rank": ("step {step}, rank {rank}", "第 {step} 步，进程 {rank}"),
+    "health.times": ("{text} ({count} times)", "{text}（{count} 次）"),
+    "health.code.not updated": (
+        "bit for bit the same after an optimizer step that had a gradient for it ({dtype}): the update is lost, "
+        "overwritten, or below the dtype's resolution",
+        "有梯度的优化器步之后逐位不变（{dtype}）：更新丢失、被覆盖，或小于该数据类型的分辨率",
+    ),
+    "health.code.not owned": (
+        "has a gradient and no optimizer holds it: it never learns",
+        "有梯度但不属于任何优化器：永远不会更新",
+    ),
+    "health.code.update lost": (
+        "{share:.0%} of the values with a gradient did not move: their updates are below the 16-bit format's "
+        "resolution; keep float32 master weights",
+        "{share:.0%} 有梯度的值没有变化：更新小于 16 位格式的分辨率；请保留 float32 主权重",
+    ),
+    "health.code.updated differently": (
+        "the first update is {ratio:.3g} times as long as the reference's, from equal parameters",
+        "从相同参数出发，首次更新的长度是参考的 {ratio:.3g} 倍",
+    ),
+    "health.code.no gradient": (
+        "trainable, and no step made a gradient for it: not part of the loss",
+        "可训练，但没有任何一步产生梯度：不参与损失计算",
+    ),
+    "health.code.dead gradient": (
+        "its gradient is exactly zero in every recorded step",
+        "在所有已录制的步中梯度恰为零",
+    ),
+    "health.code.underflow": (
+        "{share:.0%} of its float16 gradient is zero or subnormal: raise the loss scale",
+        "float16 梯度有 {share:.0%} 为零或次正规数：请提高损失缩放",
+    ),
+    "health.code.exploding gradient": (
+        "the gradient norm is {norm:.3g}, before it was {usual:.3g}; the largest share is this parameter's",
+        "梯度范数为 {norm:.3g}，此前为 {usual:.3g}；该参数占比最大",
+    ),
+    "health.code.norm mismatch": (
+        "the logged norm {logged:.6g} is not that of the parameters' gradients, each counted once: {measured:.6g}",
+        "日志中的范数 {logged:.6g} 与各参数梯度（每个只计一次）的范数 {measured:.6g} 不符",
+    ),
+    "health.code.inf applied": (
+        "its gradient is not finite and the optimizer applied the step",
+        "梯度不是有限数，但优化器仍执行了更新",
+    ),
+    "health.code.step skipped": (
+        "{steps} of {known} steps were skipped because gradients were not finite, first this one's",
+        "{known} 步中有 {steps} 步因梯度非有限数被跳过，最先出现在此参数",
+    ),
+    "health.code.scale collapsed": (
+        "the loss scale fell from {start:g} to {scale:g}: gradients overflow at every scale",
+        "损失缩放从 {start:g} 降到 {scale:g}：任何缩放下梯度都溢出",
+    ),
+    "health.code.loss not finite": ("the loss is NaN or infinite", "损失为 NaN 或无穷"),
+    "health.code.zero loss": ("the first loss is exactly 0", "首个损失恰为 0"),
+    "health.code.tiny loss": (
+        "the first loss is {loss:.1e}: nothing is left to learn, or labels and predictions are the same tensor",
+        "首个损失为 {loss:.1e}：已无可学，或标签与预测是同一个张量",
+    ),
+    "health.code.no labels": ("no label counts: all are ignored", "没有有效标签：全部被忽略"),
+    "health.code.empty mask": ("the mask lets nothing through", "掩码屏蔽了全部内容"),
+    "health.code.bad input": ("the batch holds NaN or infinities", "批次数据含 NaN 或无穷"),
+    "health.code.nan input": ("the first NaN comes with the batch ({path})", "首个 NaN 来自批次数据（{path}）"),
+    "health.code.nan parameter": ("the first NaN is a parameter at the start of the step", "首个 NaN 是步开始时的参数"),
+    "health.code.nan forward": (
+        "made the first NaN, in its forward pass ({operator}): its inputs have none",
+        "在前向计算中产生了首个 NaN（{operator}）：其输入没有 NaN",
+    ),
+    "health.code.nan loss": (
+        "the loss is the first NaN: the model's outputs have none",
+        "损失最先为 NaN：模型输出没有 NaN",
+    ),
+    "health.code.nan backward": (
+        "made the first NaN, in its backward pass ({operator}, {path})",
+        "在反向计算中产生了首个 NaN（{operator}，{path}）",
+    ),
+    "health.code.nan gradient": (
+        "the first NaN is its gradient as the optimizer saw it: made after the backward pass, by clipping or a "
+        "reduction",
+        "首个 NaN 是优化器看到的梯度：产生于反向之后的裁剪或规约",
+    ),
+    "health.code.nan update": ("the optimizer's update made the first NaN", "优化器更新产生了首个 NaN"),
+    "health.code.inf before nan": (
+        "held the first infinity of that step ({operator}, {path}): the NaN may come from it",
+        "该步首个无穷出现于此（{operator}，{path}）：NaN 可能由它引起",
+    ),
+    "health.code.replica parameters": (
+        "differs on this rank from its {ranks} replicas at the step's start; if these ranks hold shards, name the "
+        "groups with --replicas",
+        "步开始时该进程的值与其 {ranks} 个副本不同；若这些进程持有分片，请用 --replicas 指定分组",
+    ),
+    "health.code.replica gradients": (
+        "its gradient, as the optimizer saw it, differs on this rank from its {ranks} replicas: the reduction left it "
+        "out or failed",
+        "优化器看到的梯度在该进程与其 {ranks} 个副本不同：规约遗漏了它或失败",
+    ),
+    "health.code.replica generators": (
+        "the random generators of the replicas were equal at step {step} and are not any more",
+        "各副本的随机数生成器在第 {step} 步相同，之后不再相同",
+    ),
+    "health.code.rate against batch": (
+        "the batch is {batch:g} times the reference's and the learning rate {rate:g} times: linear scaling wants equal "
+        "factors",
+        "批大小是参考的 {batch:g} 倍，学习率是 {rate:g} 倍：线性缩放要求两者相同",
+    ),
+    "health.code.cost": (
+        "{candidate:.4g} against the reference's {reference:.4g} ({ratio:.2f} times)",
+        "{candidate:.4g}，参考为 {reference:.4g}（{ratio:.2f} 倍）",
+    ),
+    "health.notes": ("What the dump lacks", "转储缺少的内容"),
+    "health.next": ("Next", "下一步"),
+}
+
+TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH}
 
 # as messages.SENTENCES: what the analyses say in English, and its Chinese form
 TRAINING_SENTENCES: tuple[tuple[str, str], ...] = (

@@ -11,11 +11,12 @@ Without repeated runs the limit at a step is the widest of three:
   1e-4 at the first step to 4e-3 at the 120th. The law stops growing at 2 %.
 * Three times the largest difference of the 16 steps before: long runs are chaotic, and their differences outgrow any
   law while staying free of a trend. A fault shows as a jump against this past, or as a lasting one-sided difference.
-* Three times the 90th percentile of the 128 steps before, so that a quiet stretch of wandering noise is no new level.
+* Four times the 90th percentile of the 128 steps before, so that a quiet stretch of wandering noise is no new level.
 
 Where nothing says which dtype the runs computed in, the law is float32's, widened where the first five common steps
-agree to float32 round-off (16-bit runs do so by chance less than once in 10^5), and for the first 16 steps, which have
-no past to be held against, c is eight times the median difference of the first eight common steps, at most 1e-2. An
+agree to float32 round-off (16-bit runs do so by chance less than once in 10^5), and for the first 32 steps, whose past
+is too short to have shown the noise, c is eight times the median difference of the first eight common steps, at most
+1e-2, and 1e-2 where there are fewer than five of them. An
 offset from the first step on is found apart from this: see :func:`~precision_align.training.onset.find_onset`. How
 often clean curves of several kinds of noise part, and which faults are found, is measured by
 tests/benchmarks/loss_onsets.py.
@@ -37,6 +38,8 @@ ENVELOPE_REACH = 6  # steps on each side over which a repeated run's difference 
 PAST = 16  # steps of the candidate's own past that widen the band
 LONG_PAST = 128  # steps whose 90th percentile does: six times the wandering of twenty steps that noise was seen with
 QUANTILE = 0.9  # of them: one step in ten may be a spike without making the limit blind
+QUANTILE_FACTOR = 4.0  # of it: with three, one of 27,000 clean pairs of tests/benchmarks/loss_onsets.py parted
+START = 32  # steps whose past is too short: noise that wanders over twenty steps has not come round in it
 START_LIMIT = 1e-2  # what the first steps' own scatter is believed to be at most; bfloat16's is 1e-4 to 1e-3
 FIRST = 5  # steps that show float32 by agreeing to its round-off
 JUMP_LIMIT = 100.0  # by which a jump of the reference widens the band at most
@@ -50,9 +53,9 @@ _HALF_SHARE = 0.25
 class Band:
     """The noise band at each common step.
 
-    ``law``: relative limits, float64, one a common step; ``resolution``: relative half unit of the printed digits of both
-    sides, which explains as much of a difference at each step whatever the noise; ``adaptive``: whether the past may
-    widen the law; ``method``: how it was found, in words; ``precision``: the dtype it holds for, "" for a measured,
+    ``law``: relative limits, float64, one a common step; ``resolution``: relative half unit of the printed digits of
+    both sides, which explains as much of a difference at each step whatever the noise; ``adaptive``: whether the past
+    may widen the law; ``method``: how it was found, in words; ``precision``: the dtype it holds for, "" for a measured,
     estimated or given band.
     """
 
@@ -145,8 +148,8 @@ def _estimated_band(steps: Array, differences: Array, resolution: Array) -> Band
         method = f"float32 round-off; the first {FIRST} common steps agree to it"
         return Band(roundoff_law(constant, steps), resolution, True, method)
     law = roundoff_law(16 * _SINGLE, steps)
-    start = roundoff_law(float(np.clip(typical, _SINGLE, START_LIMIT)), steps)
-    law[:PAST] = np.maximum(law, start)[:PAST]
+    constant = float(np.clip(typical, _SINGLE, START_LIMIT)) if early.size >= FIRST else START_LIMIT
+    law[:START] = np.maximum(law, roundoff_law(constant, steps))[:START]
     return Band(law, resolution, True, "estimated from the differences of the steps before each")
 
 
@@ -177,8 +180,8 @@ def widen_band(band: Band, differences: Array, reference: Array) -> Array:
     if not band.adaptive:
         return band.law
     magnitudes = np.abs(differences)
-    past = np.maximum(_past_maximum(magnitudes), _past_quantile(magnitudes))
-    return np.asarray(np.maximum(band.law, ENVELOPE_FACTOR * past) * _reference_jumps(reference))
+    past = np.maximum(ENVELOPE_FACTOR * _past_maximum(magnitudes), QUANTILE_FACTOR * _past_quantile(magnitudes))
+    return np.asarray(np.maximum(band.law, past) * _reference_jumps(reference))
 
 
 def _past_maximum(magnitudes: Array) -> Array:

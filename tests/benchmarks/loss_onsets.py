@@ -2,9 +2,9 @@
 
 Nothing is told to the comparison but the two curves (no dtype, no repeated runs): the hardest case. Noise is relative
 to the loss, of the families below; a fault's size is given in multiples of the noise's own scale at its onset, but at
-least 5e-4 (what lies under float32's band is no fault), and 6 % at step 0, where no past shows the noise. The table shows
-for each family how many clean pairs part (must be none), and for each fault how many are found and how many onsets lie
-within two steps.
+least 5e-4 (what lies under float32's band is no fault), and 6 % at step 0, where no past shows the noise. The table
+shows for each family how many clean pairs part (must be none), and for each fault how many are found and how many
+onsets lie within two steps.
 """
 
 from __future__ import annotations
