@@ -236,7 +236,35 @@ _HEALTH = {
     "health.next": ("Next", "下一步"),
 }
 
-TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH}
+_CHECKPOINT = {
+    "verb.checkpoint": (
+        "compare two checkpoints, or one with the model it was saved from",
+        "比较两个检查点，或检查点与其来源模型",
+    ),
+    "checkpoint.equal": ("EQUAL", "一致"),
+    "checkpoint.different": ("DIFFERENT", "不一致"),
+    "checkpoint.sentence": ("{counts} ({kinds})", "{counts}（{kinds}）"),
+    "checkpoint.kinds": ("{reference} against {candidate}", "{reference} 对比 {candidate}"),
+    "checkpoint.faults": ("Lost or changed", "丢失或改变"),
+    "checkpoint.changes": ("Other forms of the same values", "相同数值的其他形式"),
+    "checkpoint.name": ("tensor", "张量"),
+    "checkpoint.fate": ("what became of it", "结果"),
+    "checkpoint.detail": ("detail", "详情"),
+    "checkpoint.notes": ("Notes", "说明"),
+    "checkpoint.fate.equal": ("equal", "相等"),
+    "checkpoint.fate.rounded": ("rounded to another dtype", "舍入为其他数据类型"),
+    "checkpoint.fate.transposed": ("transposed", "已转置"),
+    "checkpoint.fate.padded": ("padded", "有填充"),
+    "checkpoint.fate.tied": ("left out, tied", "因共享而省略"),
+    "checkpoint.fate.extra": ("only in the candidate", "仅候选有"),
+    "checkpoint.fate.differs": ("differs", "不同"),
+    "checkpoint.fate.shape": ("other shape", "形状不同"),
+    "checkpoint.fate.missing": ("missing", "缺失"),
+    "checkpoint.fate.broken": ("holds NaN or Inf", "含 NaN 或 Inf"),
+    "checkpoint.fate.unreadable": ("cannot be read", "无法读取"),
+}
+
+TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH, **_CHECKPOINT}
 
 # as messages.SENTENCES: what the analyses say in English, and its Chinese form
 TRAINING_SENTENCES: tuple[tuple[str, str], ...] = (

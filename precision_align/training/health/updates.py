@@ -10,7 +10,7 @@ from precision_align.core.dtypes import Array
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.storage.base import Dump
-from precision_align.training.health.facts import Facts, Moment, list_owned, read_learning_rates
+from precision_align.training.health.facts import Facts, Moment, is_strange, list_owned, read_learning_rates
 from precision_align.training.health.findings import Finding, Severity
 
 _NARROW = ("bfloat16", "float16")
@@ -84,7 +84,12 @@ def find_skipped(facts: Facts) -> set[Moment]:
         for moment, record in records.items()
         if record.statistics is not None and (record.statistics.nan or record.statistics.inf)
     }
-    return {moment for moment in strange if not _changed(facts, moment)}
+    return {moment for moment in strange if not _changed(facts, moment) and not _starts_broken(facts, moment)}
+
+
+def _starts_broken(facts: Facts, moment: Moment) -> bool:
+    """Whether a parameter holds NaN already: then an update leaves it as it is."""
+    return any(moment in records and is_strange(records[moment].statistics) for records in facts.before.values())
 
 
 def _changed(facts: Facts, moment: Moment) -> bool:
