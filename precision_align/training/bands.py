@@ -16,7 +16,7 @@ Without repeated runs the limit at a step is the widest of three:
 Where nothing says which dtype the runs computed in, the law is float32's, widened where the first five common steps
 agree to float32 round-off (16-bit runs do so by chance less than once in 10^5), and for the first 32 steps, whose past
 is too short to have shown the noise, c is eight times the median difference of the first eight common steps, at most
-1e-2, and 1e-2 where there are fewer than five of them. An
+1e-2, and 1e-2 where there are fewer than five of them; that law stops growing at 3 c. An
 offset from the first step on is found apart from this: see :func:`~precision_align.training.onset.find_onset`. How
 often clean curves of several kinds of noise part, and which faults are found, is measured by
 tests/benchmarks/loss_onsets.py.
@@ -40,6 +40,7 @@ LONG_PAST = 128  # steps whose 90th percentile does: six times the wandering of 
 QUANTILE = 0.9  # of them: one step in ten may be a spike without making the limit blind
 QUANTILE_FACTOR = 4.0  # of it: with three, one of 27,000 clean pairs of tests/benchmarks/loss_onsets.py parted
 START = 32  # steps whose past is too short: noise that wanders over twenty steps has not come round in it
+START_GROWTH = 3.0  # more would hide faults there; from the 16th step on the past is the better guide
 START_LIMIT = 1e-2  # what the first steps' own scatter is believed to be at most; bfloat16's is 1e-4 to 1e-3
 FIRST = 5  # steps that show float32 by agreeing to its round-off
 JUMP_LIMIT = 100.0  # by which a jump of the reference widens the band at most
@@ -149,7 +150,8 @@ def _estimated_band(steps: Array, differences: Array, resolution: Array) -> Band
         return Band(roundoff_law(constant, steps), resolution, True, method)
     law = roundoff_law(16 * _SINGLE, steps)
     constant = float(np.clip(typical, _SINGLE, START_LIMIT)) if early.size >= FIRST else START_LIMIT
-    law[:START] = np.maximum(law, roundoff_law(constant, steps))[:START]
+    growth = np.sqrt(1.0 + (steps[:START] - steps[0])).clip(max=START_GROWTH)
+    law[:START] = np.maximum(law[:START], np.minimum(constant * growth, LAW_LIMIT))
     return Band(law, resolution, True, "estimated from the differences of the steps before each")
 
 
