@@ -28,6 +28,15 @@ VERBS = (
     "health",
     "checkpoint",
     "image",
+VERBS = (
+    "demo",
+    "capture",
+    "show",
+    "compare",
+    "loss",
+    "health",
+    "checkpoint",
+    "image",
     "quant",
     "baseline",
     "reduce",
@@ -35,6 +44,9 @@ VERBS = (
     "golden",
     "map",
     "scan",
+    "doctor",
+    "report",
+)
     "doctor",
     "report",
 )

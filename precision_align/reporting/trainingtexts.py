@@ -264,7 +264,37 @@ _CHECKPOINT = {
     "checkpoint.fate.unreadable": ("cannot be read", "无法读取"),
 }
 
-TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH, **_CHECKPOINT}
+_IMAGE = {
+    "verb.image": ("compare two rendered images and say where the error sits", "比较两幅渲染图像，并指出误差位置"),
+    "image.same": ("SAME", "相同"),
+    "image.different": ("DIFFERENT", "不同"),
+    "image.sentence": ("PSNR {psnr} dB, SSIM {ssim} ({size})", "PSNR {psnr} dB，SSIM {ssim}（{size}）"),
+    "image.figures": ("Figures", "数值"),
+    "image.max": ("largest absolute error", "最大绝对误差"),
+    "image.mean": ("mean absolute error", "平均绝对误差"),
+    "image.wrong": ("pixels off by half an 8-bit level", "偏差超过半个 8 位灰阶的像素"),
+    "image.nonfinite": ("values that are NaN or Inf on one side", "仅一侧为 NaN/Inf 的值"),
+    "image.places": ("Where the error sits", "误差位置"),
+    "image.where": ("where", "位置"),
+    "image.share": ("share of the squared error", "平方误差占比"),
+    "image.detail": ("detail", "详情"),
+    "image.map": ("Error map", "误差图"),
+    "image.map.caption": (
+        "white: the largest error; black: a ten-thousandth of it or less (logarithmic)",
+        "白：最大误差；黑：其万分之一或更小（对数刻度）",
+    ),
+    "image.place.brightness": ("everywhere: another brightness", "整体：亮度不同"),
+    "image.place.channels swapped": ("everywhere: red and blue swapped", "整体：红蓝通道互换"),
+    "image.place.flipped": ("everywhere: flipped", "整体：翻转"),
+    "image.place.shifted": ("everywhere: shifted", "整体：平移"),
+    "image.place.a few pixels": ("a few pixels", "少数像素"),
+    "image.place.whole tiles": ("whole tiles", "整块瓦片"),
+    "image.place.edges of tiles": ("edges of tiles", "瓦片边缘"),
+    "image.place.the border": ("the border", "图像边框"),
+    "image.place.one channel": ("one channel", "单个通道"),
+}
+
+TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH, **_CHECKPOINT, **_IMAGE}
 
 # as messages.SENTENCES: what the analyses say in English, and its Chinese form
 TRAINING_SENTENCES: tuple[tuple[str, str], ...] = (
