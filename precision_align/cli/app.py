@@ -47,6 +47,13 @@ VERBS = (
     "doctor",
     "report",
 )
+    "case",
+    "golden",
+    "map",
+    "scan",
+    "doctor",
+    "report",
+)
     "doctor",
     "report",
 )
