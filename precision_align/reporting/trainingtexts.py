@@ -342,7 +342,63 @@ _QUANT = {
     ),
 }
 
-TRAINING: dict[str, tuple[str, str]] = {**_LOSS, **_HEALTH, **_CHECKPOINT, **_IMAGE, **_QUANT}
+_BASELINE = {
+    "verb.baseline": (
+        "judge each change of a training against a ledger of what it reached",
+        "用基线台账评判训练的每次改动",
+    ),
+    "baseline.passed": ("NOT WORSE", "未变差"),
+    "baseline.worse": ("WORSE", "变差"),
+    "baseline.sentence": ("{name} at the gate {gate}, against {base}", "{name}（关卡 {gate}），基线为 {base}"),
+    "baseline.gates": ("Gates that {name} has passed", "{name} 已通过的关卡"),
+    "baseline.unknown": ("not measured", "未测"),
+    "baseline.quantity": ("quantity", "指标"),
+    "baseline.before": ("baseline", "基线"),
+    "baseline.now": ("now", "当前"),
+    "baseline.limit": ("limit", "上限"),
+    "baseline.result": ("result", "结果"),
+    "baseline.precision": ("precision", "精度"),
+    "baseline.step_time": ("step time, s", "步耗时（秒）"),
+    "baseline.memory": ("peak memory", "峰值内存"),
+    "baseline.communication": ("communication share", "通信占比"),
+    "baseline.loss_error": ("loss error", "损失误差"),
+    "baseline.created": ("date", "日期"),
+    "baseline.name": ("change", "改动"),
+    "baseline.gate": ("gate", "关卡"),
+    "baseline.word": ("LEDGER", "台账"),
+    "baseline.ledger": ("{count} entries", "{count} 条记录"),
+    "baseline.ledger.one": ("{count} entry", "{count} 条记录"),
+}
+
+_REDUCE = {
+    "verb.reduce": ("find the smallest model that still shows a fault", "找出仍能复现错误的最小模型"),
+    "reduce.word": ("REDUCED", "已缩小"),
+    "reduce.sentence": (
+        "{fault} is kept with {factor} times fewer parameters ({before} to {after})",
+        "{fault} 保留，参数减少到 1/{factor}（{before} 到 {after}）",
+    ),
+    "reduce.config": ("What was cut", "缩小的内容"),
+    "reduce.field": ("field", "字段"),
+    "reduce.was": ("was", "原值"),
+    "reduce.is": ("is", "现值"),
+    "reduce.trials": ("Trials", "尝试"),
+    "reduce.dimension": ("dimension", "维度"),
+    "reduce.cut": ("cut to", "缩小到"),
+    "reduce.shown": ("fault", "错误"),
+    "reduce.True": ("kept", "保留"),
+    "reduce.False": ("gone", "消失"),
+    "reduce.note": ("note", "说明"),
+}
+
+TRAINING: dict[str, tuple[str, str]] = {
+    **_LOSS,
+    **_HEALTH,
+    **_CHECKPOINT,
+    **_IMAGE,
+    **_QUANT,
+    **_BASELINE,
+    **_REDUCE,
+}
 
 # as messages.SENTENCES: what the analyses say in English, and its Chinese form
 TRAINING_SENTENCES: tuple[tuple[str, str], ...] = (
