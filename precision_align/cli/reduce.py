@@ -13,7 +13,7 @@ SUMMARY = "find the smallest model that still shows a fault"
 
 _EPILOGUE = """\
 FILE.py:BUILD is a function that takes the configuration, a dictionary, and returns (reference, candidate, inputs).
-CONFIG.json holds constructor arguments or a Hugging Face config.json; sizes of known names are cut with their ratios kept.
+CONFIG.json holds constructor arguments or a Hugging Face configuration; sizes of known names are cut, ratios are kept.
 Exit status: 0 reduced (by 1 where nothing can be cut), 2 wrong usage, or no fault to keep.
 """
 

@@ -39,8 +39,9 @@ _SKIPPED = 0.1  # first share of a log's steps, in which caches and compilers wa
 class Entry:
     """One state of a training at one gate.
 
-    ``name``: the change, such as "fused rope"; ``gate``: one of GATES; ``verdict``: of ``compare``; ``first``: module of
-    the first divergence, "" if none; the quantities are None where they were not measured; ``note``: versions or why.
+    ``name``: the change, such as "fused rope"; ``gate``: one of GATES; ``verdict``: of ``compare``; ``first``: the
+    module of the first divergence, "" if none; the quantities are None where they were not measured;
+    ``note``: versions or why.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class BaselineReport:
-    """A run against its baseline; ``gates``: whether this change has passed each of them, None where that is unknown."""
+    """A run against its baseline; ``gates``: whether this change has passed each, None where that is unknown."""
 
     baseline: Entry
     now: Entry

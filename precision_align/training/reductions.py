@@ -1,8 +1,8 @@
 """Which numbers of a model's configuration can be cut, and how they hang together.
 
-The names are those of Hugging Face's configurations and of what model code calls its constructor's arguments. Ratios are
-kept: width is cut with the feed-forward size and the numbers of heads, so that the size of a head, its rotary part and the
-heads a group stay what they are.
+The names are those of Hugging Face's configurations and of what model code calls its constructor's arguments. Ratios
+are kept: width is cut with the feed-forward size and the numbers of heads, so that the size of a head, its rotary part
+and the heads a group stay what they are.
 """
 
 from __future__ import annotations

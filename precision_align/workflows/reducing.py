@@ -19,7 +19,7 @@ Judge = Callable[[Any, Any, Any], Report]
 
 @dataclass(frozen=True)
 class Trial:
-    """One cut: ``factor`` by which ``dimension`` was divided, and whether the fault was still there; ``note``: why not."""
+    """One cut: by which ``factor`` the ``dimension`` was divided, whether the fault was still there, and why not."""
 
     dimension: str
     factor: int
@@ -76,8 +76,7 @@ def reduce_model(
     fault, size = reducer.run(dict(config))
     if fault is None:
         raise UsageError(
-            "the model as it is shows no divergence, so there is nothing to keep while cutting; compare it with 'compare' "
-            "first, on inputs that show the fault"
+            "the model as it is shows no divergence, so there is nothing to keep while cutting; give inputs that show it"
         )
     reducer.fault = fault
     current = dict(config)
@@ -130,7 +129,7 @@ class _Reducer:
 
 
 def describe_fault(report: Report) -> str | None:
-    """ "operator in module (phase)" of the first divergence, numbers in the module's name as *; None where there is none."""
+    """Operator, module (its numbers as *) and phase of the first divergence; None where there is none."""
     if report.verdict != Verdict.DIVERGED or report.first is None:
         return None
     first = report.first

@@ -117,8 +117,8 @@ def spoil(model, fault):
 def build(c):
     reference, candidate = Model(c).eval(), Model(c).eval()
     spoil(candidate, FAULT)
-    tokens = torch.randint(0, c["vocab_size"], (c["batch_size"], c["seq_length"]), generator=torch.Generator().manual_seed(1))
-    return reference, candidate, tokens
+    shape, generator = (c["batch_size"], c["seq_length"]), torch.Generator().manual_seed(1)
+    return reference, candidate, torch.randint(0, c["vocab_size"], shape, generator=generator)
 """
 
 
