@@ -76,7 +76,7 @@ def reduce_model(
     fault, size = reducer.run(dict(config))
     if fault is None:
         raise UsageError(
-            "the model as it is shows no divergence, so there is nothing to keep while cutting; give inputs that show it"
+            "the model as it is shows no divergence, so there is nothing to keep in a cut; give inputs that show it"
         )
     reducer.fault = fault
     current = dict(config)
