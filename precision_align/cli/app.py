@@ -28,15 +28,6 @@ VERBS = (
     "health",
     "checkpoint",
     "image",
-VERBS = (
-    "demo",
-    "capture",
-    "show",
-    "compare",
-    "loss",
-    "health",
-    "checkpoint",
-    "image",
     "quant",
     "baseline",
     "reduce",
@@ -44,16 +35,6 @@ VERBS = (
     "golden",
     "map",
     "scan",
-    "doctor",
-    "report",
-)
-    "case",
-    "golden",
-    "map",
-    "scan",
-    "doctor",
-    "report",
-)
     "doctor",
     "report",
 )

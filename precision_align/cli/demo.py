@@ -124,7 +124,7 @@ class _Stages:
 def _show(outcome: Outcome, files: list[Path], seconds: float, language: str) -> None:
     from precision_align.demo.walkthrough import SIMULATED
     from precision_align.reporting.losses import describe_losses
-    from precision_align.reporting.pages import render_page
+    from precision_align.reporting.resultpages import render_page
 
     print_text(f"{SIMULATED}\n\n1. The loss curves\n")
     ascii_only = not can_draw(encoding_of(sys.stdout))

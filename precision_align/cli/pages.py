@@ -9,7 +9,7 @@ from typing import Any
 
 from precision_align.cli.output import encoding_of, measure_columns, print_json, print_log, print_text, wants_color
 from precision_align.reporting.languages import LANGUAGES, say
-from precision_align.reporting.pages import Page, render_page
+from precision_align.reporting.resultpages import Page, render_page
 from precision_align.reporting.saving import save_pages
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.reporting.wording import format_bytes, format_number
 from precision_align.training.baselines import QUANTITIES, BaselineReport, Entry, Judgement
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.reporting.wording import format_number, format_share
 from precision_align.training.checkpoints.differences import FAULTS, CheckpointReport, Fate, TensorFate
 

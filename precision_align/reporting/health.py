@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from precision_align.core.terms import Verdict
 from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.training.health.findings import Finding, HealthReport, Severity
 
 SHOWN = 40  # of one kind of severity; the JSON form has them all

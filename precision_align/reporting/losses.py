@@ -10,7 +10,7 @@ from precision_align.core.terms import Verdict
 from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
 from precision_align.reporting.messages import translate_message
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.training.losses import LossReport
 from precision_align.training.spikes import Spike
 

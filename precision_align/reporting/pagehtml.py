@@ -8,9 +8,10 @@ from typing import Any
 
 from precision_align import __version__
 from precision_align.core.results import Curve
-from precision_align.reporting.html import build_environment, build_policy, escape_json, markup, read_asset, say_raw
+from precision_align.reporting.html import build_environment, escape_json, say_raw
 from precision_align.reporting.languages import LANGUAGES
-from precision_align.reporting.pages import Page
+from precision_align.reporting.pages import build_policy, read_asset, trust
+from precision_align.reporting.resultpages import Page
 from precision_align.reporting.serialization import encode_curve
 
 _TEXTS = ("table.step", "table.onset", "table.reference", "table.candidate")
@@ -33,10 +34,10 @@ def render_pages(pages: Mapping[str, Page], title: str, *, language: str = "en")
         language=language,
         version=__version__,
         policy=build_policy(head, body),
-        style=markup(read_asset("vendor/uPlot-1.6.32.min.css") + read_asset("report.css")),
-        head_script=markup(head),
-        body_script=markup(body),
-        data=markup(escape_json(_pack(curves, language))),
+        style=trust(read_asset("vendor/uPlot-1.6.32.min.css") + read_asset("report.css")),
+        head_script=trust(head),
+        body_script=trust(body),
+        data=trust(escape_json(_pack(curves, language))),
         encode_picture=_encode_picture,
     )
 

@@ -6,7 +6,7 @@ import math
 
 from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.reporting.wording import format_number, format_share
 from precision_align.training.quantising.results import ModuleLoss, QuantReport, Spread
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
-from precision_align.reporting.pages import Block, Page
+from precision_align.reporting.resultpages import Block, Page
 from precision_align.reporting.wording import format_number
 
 

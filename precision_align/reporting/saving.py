@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from precision_align.core.errors import UsageError
-from precision_align.reporting.pages import Page
+from precision_align.reporting.resultpages import Page
 from precision_align.reporting.serialization import encode_free
 
 _SUFFIXES = (".html", ".htm", ".json")

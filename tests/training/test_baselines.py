@@ -12,7 +12,7 @@ import pytest
 
 from precision_align.core.errors import DumpDamaged, DumpNotFound, SchemaTooNew, UsageError
 from precision_align.reporting.baseline import describe_baseline, describe_ledger
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.baselines import Entry, add_entry, judge_entry, median_of_series, read_ledger
 
 BASE = Entry("start", "tiny", "aligned", "", 0.5, 40e9, 0.2, 0.001)

@@ -15,7 +15,7 @@ import pytest
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, NothingInCommon, UsageError
 from precision_align.reporting.checkpoints import describe_checkpoints
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.checkpoints.comparing import compare_checkpoints
 from precision_align.training.checkpoints.opening import open_checkpoint
 

@@ -13,7 +13,7 @@ import pytest
 
 from precision_align.reporting.health import describe_health
 from precision_align.reporting.languages import TEXTS
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.health.findings import Finding, HealthReport, Severity
 
 pytest.importorskip("torch")

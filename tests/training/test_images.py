@@ -14,7 +14,7 @@ import pytest
 
 from precision_align.core.errors import DumpDamaged, DumpNotFound, NothingInCommon, Unavailable, UsageError
 from precision_align.reporting.images import describe_images
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.images.comparing import compare_images
 from precision_align.training.images.pictures import encode_png
 from precision_align.training.images.reading import read_image

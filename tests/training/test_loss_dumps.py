@@ -10,7 +10,7 @@ import pytest
 
 from precision_align.recording.zoomplans import read_zoom_plan, write_zoom_plan
 from precision_align.reporting.losses import describe_losses
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.curves import compare_losses
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precision_align.reporting.losses import describe_losses
-from precision_align.reporting.pages import render_page
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.curves import compare_losses
 
 REFERENCE = [(step, 3.0 - step / 50) for step in range(100)]

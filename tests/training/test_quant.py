@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from precision_align.core.errors import NothingInCommon, UsageError
-from precision_align.reporting.pages import render_page
 from precision_align.reporting.quant import describe_quant
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.quantising.comparing import compare_quantised, measure_spread, measure_sqnr
 
 torch = pytest.importorskip("torch")

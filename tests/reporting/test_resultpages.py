@@ -12,7 +12,7 @@ from precision_align.core.errors import UsageError
 from precision_align.core.results import Curve
 from precision_align.core.terms import Verdict
 from precision_align.reporting.losses import describe_losses
-from precision_align.reporting.pages import Block, Page, render_page
+from precision_align.reporting.resultpages import Block, Page, render_page
 from precision_align.reporting.saving import check_page_target, save_pages
 from precision_align.reporting.terminal import measure_width
 from precision_align.training.curves import compare_losses
