@@ -395,13 +395,5 @@ _COMMANDS = {
     "title.PA999": ("Unexpected error", "意外错误"),
 }
 
-TEXTS: dict[str, tuple[str, str]] = {
-    **_VERDICTS,
-    **_TERMS,
-    **_METRICS,
-    **_HEADINGS,
-    **_PAGE,
-    **_TABLE,
-    **_COMMANDS,
-    **TRAINING,
-}
+TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **_COMMANDS}
+TEXTS.update(TRAINING)

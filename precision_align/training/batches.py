@@ -38,18 +38,16 @@ class BatchOrder:
 def read_batches(dump: Dump) -> dict[int, str]:
     """Step -> fingerprint of what the model was given in it, all micro-batches together.
 
-    From the series ``batch.fingerprint`` (capture with facts), for other steps from the digests of the outermost
-    module's inputs.
+    From the series ``batch.fingerprint`` (capture with facts); without it from the digests of the outermost module's
+    inputs, which are there for recorded steps only.
     """
     parts: dict[int, list[str]] = {}
     for point in dump.series:
         if point.name == FINGERPRINT:
             parts.setdefault(point.step, []).append(f"{int(point.value):012x}")
-    told = set(parts)
-    for record in dump.records:
+    for record in () if parts else dump.records:
         key = record.key
-        outermost = key.source == Source.MODULE and key.scope == "" and key.role == Role.INPUT
-        if outermost and record.digest and key.step not in told:
+        if key.source == Source.MODULE and key.scope == "" and key.role == Role.INPUT and record.digest:
             parts.setdefault(key.step, []).append(record.digest.hex())
     return {step: _join(found) for step, found in parts.items()}
 

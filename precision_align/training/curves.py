@@ -74,7 +74,9 @@ def compare_losses(
     excess = subtract_resolution(pair.differences, pair.resolution)
     limits = widen_band(chosen, excess, pair.left)
     onset = find_onset(pair.steps, excess, _find_apart(pair.left, pair.right), chosen, limits)
-    batches = (fetch_batches(reference), fetch_batches(candidate))
+    # a dump's records are read only where there is something to explain
+    asked = onset is not None or bool(find_spikes(ours, theirs))
+    batches = (fetch_batches(reference), fetch_batches(candidate)) if asked else ({}, {})
     notes = [*ours.notes, *theirs.notes, *(note for repeat in again for note in repeat.notes)]
     notes += write_remarks(ours, theirs, again, pair.steps, excess, chosen, limits, onset)
     own_steps = is_dump_source(reference) or is_dump_source(candidate)
