@@ -75,6 +75,7 @@ def test_files_by_suffix(tmp_path: Path) -> None:
     html = save_pages(tmp_path / "r.html", {}, pages, "t", "en").read_text("utf-8")
     assert html.count("<script") == 3  # theme, data, body: nothing from outside
     assert "data:image/png;base64," in html
+    assert "Left out" not in html
     for name in ("r.txt", "nowhere/r.html", "."):
         with pytest.raises(UsageError):
             check_page_target(tmp_path / name)
