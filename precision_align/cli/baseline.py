@@ -11,7 +11,7 @@ from precision_align.core.errors import UsageError
 if TYPE_CHECKING:
     from precision_align.training.baselines import Entry
 
-SUMMARY = "judge each change of a training against a ledger of what it reached"
+SUMMARY = "judge each change of a training against what it reached before"
 
 _EPILOGUE = """\
 add writes an entry, check judges a run against the newest entry at its gate, show lists the ledger. Gates, cheapest

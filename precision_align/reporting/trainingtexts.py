@@ -245,7 +245,7 @@ _QUANT = {
 
 _BASELINE = {
     "verb.baseline": (
-        "judge each change of a training against a ledger of what it reached",
+        "judge each change of a training against what it reached before",
         "用基线台账评判训练的每次改动",
     ),
     "baseline.passed": ("NOT WORSE", "未变差"),
