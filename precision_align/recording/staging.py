@@ -195,7 +195,7 @@ class Stager:
         reason = _obstacle(tensor)
         if reason:
             return describe(tensor, reason=reason)
-        if type(tensor) in _PLAIN_TYPES:
+        if type(tensor) in _PLAIN_TYPES and not tensor.is_nested:
             plain = self._stage_plain(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
