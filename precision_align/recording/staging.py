@@ -238,7 +238,7 @@ def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
     """
     if type(tensor) is not torch.Tensor or tensor.is_inference() or tensor.is_cpu or tensor.device.type == "meta":
         return None
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     looks = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
     return (tensor._version, tensor.data_ptr(), *looks)
