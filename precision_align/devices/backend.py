@@ -299,6 +299,15 @@ def convolve_backward(
     return run_on_cpu(operator, gradient, inputs, weight, bias_sizes, *geometry, output_mask)
 
 
+def _to_copy(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+    """ATen's own; a copy that need not be waited for would ask for pinned memory, which this device has none of."""
+    options.update(non_blocking=False)
+    copied: torch.Tensor = torch.ops.aten._to_copy.default._op_dk(
+        DispatchKey.CompositeExplicitAutograd, tensor, **options
+    )
+    return copied
+
+
 def _can_take_data(tensor: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether ``tensor.data = source`` keeps the tensor object, as Module.to does so that ties and optimizers hold."""
     return tensor.layout == source.layout == torch.strided
@@ -324,6 +333,7 @@ def register_kernels() -> list[Any]:
     kernels.impl("empty.memory_format", _empty)
     kernels.impl("empty_strided", _empty_strided)
     kernels.impl("resize_", _resize)
+    kernels.impl("_to_copy", _to_copy)
     kernels.impl("_has_compatible_shallow_copy_type", _can_take_data)
     kernels.impl("_copy_from", _copy_from)
     kernels.impl("_copy_from_and_resize", _copy_from_and_resize)

@@ -19,12 +19,9 @@ from precision_align.devices import backend
 from precision_align.devices.aliasing import alias_on_cpu, is_on_npu
 from precision_align.devices.dispatch import DispatchKey, find_operator, open_library
 from precision_align.devices.stub_cann import fused, operators
+from precision_align.devices.stub_cann.randomness import draw, is_random
 
 _ND = 2  # aclFormat of plain order
-
-
-class _State:
-    libraries: list[Any] | None = None
 
 # torch_npu's own stay: they only make views or memory, talk to the runtime, or decide dtypes.
 _KEPT = frozenset(
@@ -36,6 +33,12 @@ _KEPT = frozenset(
     unsqueeze view view_as_complex view_as_real
     """.split()
 )
+
+
+class _State:
+    """What has been registered; libraries must stay alive."""
+
+    libraries: list[Any] | None = None
 
 
 def copy_to_npu(host: torch.Tensor) -> torch.Tensor:
@@ -63,10 +66,14 @@ def _after_queue(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bind(operator: Any) -> Callable[..., Any]:
+    draws = is_random(operator)
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         torch.npu.synchronize()
         if operators.holds_private_formats():
             args, kwargs = torch.utils._pytree.tree_map(_make_plain, (args, kwargs))
+        if draws:
+            return draw(operator, backend.run_on_cpu, args, kwargs)
         return backend.run_on_cpu(operator, *args, **kwargs)
 
     return kernel

@@ -1,0 +1,67 @@
+"""Runs the suite of this folder on the real torch_npu over the stub CANN, with its task queue on and off.
+
+    python tests/npu/run.py [--wheels DIR] [pytest arguments]
+
+The wheel that fits the installed torch is put into a folder of its own (--wheels, default .torch_npu), not into the
+environment: there, plain `import torch` would fail for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# 0: every operator is waited for; 1: a thread of torch_npu hands them on (its default)
+QUEUES = ("0", "1")
+
+
+def fetch_wheel(folder: Path) -> Path:
+    """The folder of torch_npu for this torch, downloaded if need be."""
+    wanted = version("torch").split("+")[0]
+    target = folder / wanted
+    if not (target / "torch_npu" / "__init__.py").exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+        subprocess.run([*command, f"torch_npu=={wanted}"], check=True)
+    return target
+
+
+def run_suite(wheel: Path, stub: Path, queue: str, arguments: list[str]) -> int:
+    """pytest in a child process."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(wheel)]),
+        "PRECISION_ALIGN_STUB_CANN": str(stub),
+        "TASK_QUEUE_ENABLE": queue,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        # long enough that whoever reads before synchronising reads old bytes
+        "STUB_CANN_COPY_DELAY_US": "200",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "npu"), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def main() -> int:
+    """Exit status 0 where all passed both times."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".torch_npu")
+    known, arguments = parser.parse_known_args()
+    started = time.monotonic()
+    sys.path.insert(0, str(ROOT))
+    from precision_align.devices.stub_cann.building import build_stub
+
+    wheel = fetch_wheel(known.wheels)
+    stub = build_stub(known.wheels / "stub")
+    print(f"torch_npu and the stub CANN are ready after {time.monotonic() - started:.0f} s", flush=True)
+    results = [run_suite(wheel, stub, queue, arguments) for queue in QUEUES]
+    print(f"the suite of torch_npu took {time.monotonic() - started:.0f} s", flush=True)
+    return max(results)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
