@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -109,7 +109,7 @@ def falls_back(operator: Any) -> bool:
     return is_real_torch_npu_loaded() and _lacks_kernel(operator)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _lacks_kernel(operator: Any) -> bool:
     import torch
 

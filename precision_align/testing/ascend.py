@@ -36,7 +36,7 @@ class Falls(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, 16] to a number."""
-        bent = torch.special.modified_bessel_i0(x)
+        bent: torch.Tensor = torch.special.modified_bessel_i0(x)
         return bent.double().mean()
 
 
@@ -50,6 +50,12 @@ class AscendConformance(DeviceConformance):
         """The module, loaded by opening the device."""
         assert self.device.kind == "npu"
         return sys.modules["torch_npu"]
+
+    @property
+    def npu(self) -> Any:
+        """The module torch.npu."""
+        assert self.device.kind == "npu"
+        return vars(torch)["npu"]
 
     def record_forward(self, model: nn.Module, inputs: torch.Tensor, **options: Any) -> Dump:
         """The dump of one forward pass."""
@@ -79,7 +85,7 @@ class AscendConformance(DeviceConformance):
         assert not self.device.supports("float64") or torch.ones(2, device="npu").double().dtype == torch.float64
 
     def test_hf32_switches_show_in_modes_and_dumps(self) -> None:
-        switch = torch.npu.matmul
+        switch = self.npu.matmul
         before = switch.allow_hf32
         try:
             for wanted in (True, False):
@@ -99,14 +105,14 @@ class AscendConformance(DeviceConformance):
 
     def test_work_on_another_stream_is_waited_for(self) -> None:
         model, host = Twice().to("npu"), torch.randn(64, models.WIDTH)
-        stream = torch.npu.Stream()
-        with torch.npu.stream(stream):
+        stream = self.npu.Stream()
+        with self.npu.stream(stream):
             dump = self.record_forward(model, host.to("npu") * 2)
-        torch.npu.current_stream().wait_stream(stream)
+        self.npu.current_stream().wait_stream(stream)
         self.assert_input(dump, "inner", host * 2)
 
     def test_tensors_in_private_formats_have_their_logical_values(self) -> None:
-        torch.npu.config.allow_internal_format = True
+        self.npu.config.allow_internal_format = True
         try:
             model = Twice().to("npu")
             weight = model.inner.weight.detach().cpu()
@@ -116,7 +122,7 @@ class AscendConformance(DeviceConformance):
             inputs = torch.randn(8, models.WIDTH)
             dump = self.record_forward(model, inputs.to("npu"))
         finally:
-            torch.npu.config.allow_internal_format = False  # its default; it can be set and not be read
+            self.npu.config.allow_internal_format = False  # its default; it can be set and not be read
         (record,) = (record for record in dump.records if record.key.role == Role.PARAMETER)
         assert np.array_equal(dump.values(record.key), weight.numpy())
         (output,) = (r for r in dump.records if r.key.role == Role.OUTPUT and r.key.scope == "inner")
@@ -148,7 +154,7 @@ class AscendConformance(DeviceConformance):
         if accelerator is None:
             raise Inapplicable(f"torch {torch.__version__} has no torch.accelerator")
         assert accelerator.current_accelerator() == torch.device("npu")
-        assert accelerator.device_count() == torch.npu.device_count()
+        assert accelerator.device_count() == self.npu.device_count()
 
     def test_cpu_fallbacks_and_lowered_dtypes_are_told_with_their_line(self) -> None:
         """torch_npu writes of both to stderr only, without a line."""

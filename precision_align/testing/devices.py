@@ -49,9 +49,7 @@ class DeviceConformance:
         """Its torch device type."""
         return self.device.kind
 
-    def record(
-        self, run: Callable[[Any], Any], model: torch.nn.Module, optimizer: Any = None, **options: Any
-    ) -> Dump:
+    def record(self, run: Callable[[Any], Any], model: torch.nn.Module, optimizer: Any = None, **options: Any) -> Dump:
         """The dump of ``run(recorder)``."""
         sink = MemorySink()
         with capture(model, None, sink=sink, optimizer=optimizer, **options) as recorder:
@@ -274,7 +272,7 @@ class DeviceConformance:
             candidate,
             sides["cpu"],
             candidate_inputs=sides["candidate"],
-            step=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward(),
+            step=models.backward_step,
         )
 
     def test_a_forced_capture_returns_the_references_numbers(self) -> None:

@@ -76,3 +76,9 @@ def train_step(
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss.detach()
+
+
+def backward_step(model: nn.Module, batch: Any) -> None:
+    """Forward and backward, no update."""
+    inputs, labels = batch
+    functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The suite of the real torch_npu: on the stub CANN in a process of its own (run.py), or on Ascend (`pytest -m ascend`).
+"""The suite of the real torch_npu: over the stub CANN in a process of its own (run.py), or on Ascend (-m ascend).
 
 In any other run nothing here is collected: a process can hold torch_npu or the simulated device, not both.
 """

@@ -12,7 +12,7 @@ from precision_align.core.errors import Unavailable
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("runtime.c", "operators.c", "accepted.c"))
-# What libtorch_npu.so and its libraries are linked against. All symbols are in the first; the others only have to exist.
+# What libtorch_npu.so and its libraries are linked against. All symbols are in the first; the others have to exist.
 LIBRARIES = (
     "libascendcl.so",
     "libhccl.so",

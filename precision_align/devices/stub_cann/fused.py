@@ -51,11 +51,10 @@ def _gelu_backward(gradient: torch.Tensor, values: torch.Tensor, *, approximate:
 def _rotary_mul_backward(
     gradient: torch.Tensor, values: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half"
 ) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        _pull_back(
-            lambda *given: operators.compute_rotary_mul(*given, rotary_mode=rotary_mode)[0], [values, r1, r2], gradient
-        )
-    )
+    def rotate(one: torch.Tensor, two: torch.Tensor, three: torch.Tensor) -> torch.Tensor:
+        return operators.compute_rotary_mul(one, two, three, rotary_mode)[0]
+
+    return tuple(_pull_back(rotate, [values, r1, r2], gradient))
 
 
 def _attend(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -83,8 +82,10 @@ def _attention_backward(
     """Gradients of query, key and value; empty ones for pse and sink, which the arithmetic refuses or leaves fixed."""
     kept = {name: value for name, value in options.items() if name not in _SAVED}
 
-    def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        attended = operators.compute_fusion_attention(*tensors, head_num, input_layout, scale=scale_value, **kept)
+    def attend(one: torch.Tensor, two: torch.Tensor, three: torch.Tensor) -> torch.Tensor:
+        attended = operators.compute_fusion_attention(
+            one, two, three, head_num, input_layout, scale=scale_value, **kept
+        )
         result: torch.Tensor = attended[0]
         return result
 

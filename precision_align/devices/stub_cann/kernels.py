@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +24,18 @@ _ND = 2  # aclFormat of plain order
 
 # torch_npu's own stay: they only make views or memory, talk to the runtime, or decide dtypes.
 _KEPT = frozenset(
-    """
-    _copy_from _copy_from_and_resize _has_compatible_shallow_copy_type _has_same_storage_numel _local_scalar_dense
-    _pin_memory _reshape_alias _resize_output _to_copy alias as_strided as_strided_ detach empty empty_like
-    empty_permuted empty_strided expand is_pinned is_set_to lift lift_fresh narrow new_empty new_empty_strided permute
-    record_stream resize_ resize_as_ select set_ slice split split_with_sizes squeeze t transpose transpose_ unfold
-    unsqueeze view view_as_complex view_as_real
-    """.split()
-)
+    [
+        "_copy_from", "_copy_from_and_resize", "_has_compatible_shallow_copy_type", "_has_same_storage_numel",
+        "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_resize_output", "_to_copy", "alias", "as_strided",
+        "as_strided_", "detach", "empty", "empty_like", "empty_permuted", "empty_strided", "expand", "is_pinned",
+        "is_set_to", "lift", "lift_fresh", "narrow", "new_empty", "new_empty_strided", "permute", "record_stream",
+        "resize_", "resize_as_", "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "t",
+        "transpose", "transpose_", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real",
+    ]
+)  # fmt: skip
+
+
+_torch: Any = torch  # torch_npu adds torch.npu
 
 
 class _State:
@@ -59,7 +62,7 @@ def _after_queue(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copies and operators that torch_npu has queued come first."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        torch.npu.synchronize()
+        _torch.npu.synchronize()
         return function(*args, **kwargs)
 
     return kernel
@@ -69,7 +72,7 @@ def _bind(operator: Any) -> Callable[..., Any]:
     draws = is_random(operator)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        torch.npu.synchronize()
+        _torch.npu.synchronize()
         if operators.holds_private_formats():
             args, kwargs = torch.utils._pytree.tree_map(_make_plain, (args, kwargs))
         if draws:
@@ -97,7 +100,7 @@ def _bind_copy(native: Any) -> Callable[..., torch.Tensor]:
         if crosses and target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous():
             native.call_boxed(keys, target, source, non_blocking)
             return target
-        torch.npu.synchronize()
+        _torch.npu.synchronize()
         on_host = alias_on_cpu(target) if is_on_npu(target) else target
         on_host.copy_(alias_on_cpu(source) if is_on_npu(source) else source)
         return target

@@ -7,7 +7,6 @@ plain order before anybody on the host sees them. That way is its own code here,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ _Served = ctypes.CFUNCTYPE(
 class _State:
     function: Any = None
     holds_private_formats = False
-    refused: list[str] = []
+    refused: tuple[str, ...] = ()
 
 
 def to_private(values: torch.Tensor, form: int) -> torch.Tensor:
@@ -80,7 +79,9 @@ def to_private(values: torch.Tensor, form: int) -> torch.Tensor:
         return blocks.movedim(-2, -4).flatten()
     if form == NC1HWC0:
         padded = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, -values.shape[1] % BLOCK))
-        return padded.unflatten(1, (-1, BLOCK)).movedim(2, -1).flatten()
+        batch, channels, height, width = padded.shape
+        blocks = padded.reshape(batch, channels // BLOCK, BLOCK, height, width)
+        return blocks.movedim(2, -1).flatten()
     return values.flatten()
 
 
@@ -106,9 +107,7 @@ def _view(description: _Description, buffer: _Buffer) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype)
 
 
-def _cast_format(
-    source: _Description, source_buffer: _Buffer, target: _Description, target_buffer: _Buffer
-) -> None:
+def _cast_format(source: _Description, source_buffer: _Buffer, target: _Description, target_buffer: _Buffer) -> None:
     shape = tuple(source.shape[: source.num_dimensions])
     plain = from_private(_view(source, source_buffer), shape, source.storage_format)
     words = to_private(plain, target.storage_format)
@@ -128,9 +127,9 @@ def _serve(
                 )
             return _OK
     except Exception as error:  # no exception may pass through C; torch_npu raises what we return
-        _State.refused.append(f"{name.decode()}: {type(error).__name__}: {error}")
+        _State.refused += (f"{name.decode()}: {type(error).__name__}: {error}",)
         return _UNSUPPORTED
-    _State.refused.append(name.decode())
+    _State.refused += (name.decode(),)
     return _UNSUPPORTED
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+_torch: Any = torch  # torch_npu adds torch.npu
 # A counter-based generator hands out four words a step.
 _STEP = 4
 
@@ -22,7 +23,7 @@ def is_random(operator: Any) -> bool:
 def draw(operator: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run a random operator with the CPU's generator at a place that torch_npu's seed and offset decide."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
-    generator = given[0] if given else torch.npu.default_generators[torch.npu.current_device()]
+    generator = given[0] if given else _torch.npu.default_generators[_torch.npu.current_device()]
     kept = torch.get_rng_state()
     try:
         torch.default_generator.manual_seed(_advance(generator))  # torch.manual_seed would seed the device, too
