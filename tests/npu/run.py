@@ -17,8 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# 0: every operator is waited for; 1: a thread of torch_npu hands them on (its default)
-QUEUES = ("0", "1")
+HERE = Path(__file__).resolve().parent
+# TASK_QUEUE_ENABLE: 0, every operator is waited for; 1, torch_npu's default, a thread of its own hands them on.
+# Whole programs start processes and take long: they run with the default only.
+SUITES = {"0": ["test_conformance.py"], "1": ["test_conformance.py", "test_processes.py"]}
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -31,9 +33,16 @@ def fetch_wheel(folder: Path) -> Path:
     return target
 
 
-def run_suite(wheel: Path, stub: Path, queue: str, arguments: list[str]) -> int:
-    """pytest in a child process."""
-    environment = {
+def prepare(wheels: Path) -> tuple[Path, Path]:
+    """(folder of torch_npu, folder of the stub libraries)."""
+    from precision_align.devices.stub_cann.building import build_stub
+
+    return fetch_wheel(wheels), build_stub(wheels / "stub")
+
+
+def build_environment(wheel: Path, stub: Path, queue: str) -> dict[str, str]:
+    """The environment of a child that runs torch_npu over the stub."""
+    return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(wheel)]),
         "PRECISION_ALIGN_STUB_CANN": str(stub),
@@ -42,7 +51,11 @@ def run_suite(wheel: Path, stub: Path, queue: str, arguments: list[str]) -> int:
         # long enough that whoever reads before synchronising reads old bytes
         "STUB_CANN_COPY_DELAY_US": "200",
     }
-    command = [sys.executable, "-m", "pytest", "-q", str(ROOT / "tests" / "npu"), *arguments]
+
+
+def run_suite(environment: dict[str, str], files: list[str], arguments: list[str]) -> int:
+    """pytest in a child process."""
+    command = [sys.executable, "-m", "pytest", "-q", *(str(HERE / name) for name in files), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -53,12 +66,11 @@ def main() -> int:
     known, arguments = parser.parse_known_args()
     started = time.monotonic()
     sys.path.insert(0, str(ROOT))
-    from precision_align.devices.stub_cann.building import build_stub
-
-    wheel = fetch_wheel(known.wheels)
-    stub = build_stub(known.wheels / "stub")
+    wheel, stub = prepare(known.wheels)
     print(f"torch_npu and the stub CANN are ready after {time.monotonic() - started:.0f} s", flush=True)
-    results = [run_suite(wheel, stub, queue, arguments) for queue in QUEUES]
+    results = [
+        run_suite(build_environment(wheel, stub, queue), files, arguments) for queue, files in SUITES.items()
+    ]
     print(f"the suite of torch_npu took {time.monotonic() - started:.0f} s", flush=True)
     return max(results)
 
