@@ -68,9 +68,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     wheel, stub = prepare(known.wheels)
     print(f"torch_npu and the stub CANN are ready after {time.monotonic() - started:.0f} s", flush=True)
-    results = [
-        run_suite(build_environment(wheel, stub, queue), files, arguments) for queue, files in SUITES.items()
-    ]
+    results = [run_suite(build_environment(wheel, stub, queue), files, arguments) for queue, files in SUITES.items()]
     print(f"the suite of torch_npu took {time.monotonic() - started:.0f} s", flush=True)
     return max(results)
 
