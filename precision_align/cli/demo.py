@@ -118,9 +118,9 @@ def _run_drills(as_json: bool) -> int:
     drills = run_all(print_log if as_json else print_text)
     found = sum(drill.found for drill in drills)
     if as_json:
-        print_json({drill.name: {"fault": str(drill.fault), "found": drill.found} for drill in drills})
+        print_json([{"fault": str(one.fault), "way": one.way, "found": one.found} for one in drills])
     else:
-        print_text(f"{found} of {len(drills)} faults found at their module")
+        print_text(f"{found} of {len(drills)} runs found the fault at its module")
     return 0 if found == len(drills) else 1
 
 

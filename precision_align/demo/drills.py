@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from precision_align.core.errors import UsageError
@@ -51,12 +52,13 @@ DRILLS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Drill:
-    """What came of one. ``found``: the first divergence has the fault's module and phase; ``fired``: it acted."""
+    """What came of one. ``found``: the first divergence has the fault's module and phase; ``fired``: it acted; ``way``: lockstep or dumps."""
 
     name: str
     fault: Fault
     fired: bool
     report: Report
+    way: str = "lockstep"
 
     @property
     def found(self) -> bool:
@@ -70,7 +72,7 @@ class Drill:
         place = "nothing" if first is None else f"{first.scope or '(root)'}, {first.phase}"
         wanted = f"{self.fault.module or '(root)'}, {self.fault.effective_phase}"
         verdict = "found" if self.found else f"MISSED, expected {wanted}"
-        return f"{self.name}: {KINDS[self.fault.kind].meaning}: {place}: {verdict}"
+        return f"{self.name} ({self.way}): {KINDS[self.fault.kind].meaning}: {place}: {verdict}"
 
 
 def resolve_fault(text: str) -> str:
@@ -96,7 +98,7 @@ def run_drill(name: str, device: str = "simulated:none", folder: Path | None = N
     sides = _prepare(device, updates=fault.effective_phase is Phase.STEP)
     with inject(sides[1].model, fault) as injection:
         report = _compare_in_memory(*sides) if folder is None else _compare_dumps(*sides, folder)
-    return Drill(name, fault, bool(injection.fired), report)
+    return Drill(name, fault, bool(injection.fired), report, "lockstep" if folder is None else "dumps")
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,11 @@ def _prepare(device: str, *, updates: bool) -> tuple[_Side, _Side]:
 
 
 def run_all(tell: Callable[[str], None], device: str = "simulated:none") -> list[Drill]:
-    """Every drill; ``tell`` gets a line each."""
+    """Every drill in both ways, in memory and through two dumps; ``tell`` gets a line each."""
     drills = []
-    for name in DRILLS:
-        drills.append(run_drill(name, device))
-        tell(drills[-1].describe())
+    with TemporaryDirectory() as place:
+        for name in DRILLS:
+            for folder in (None, Path(place) / name):
+                drills.append(run_drill(name, device, folder))
+                tell(drills[-1].describe())
     return drills
