@@ -52,7 +52,10 @@ DRILLS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Drill:
-    """What came of one. ``found``: the first divergence has the fault's module and phase; ``fired``: it acted; ``way``: lockstep or dumps."""
+    """What came of one.
+
+    ``found``: the first divergence has the fault's module and phase; ``fired``: it acted; ``way``: lockstep or dumps.
+    """
 
     name: str
     fault: Fault
@@ -126,7 +129,7 @@ def _compare_in_memory(reference: _Side, candidate: _Side) -> Report:
     import precision_align
 
     updates = reference.optimizer is not None
-    return precision_align.lockstep(
+    report: Report = precision_align.lockstep(
         reference.model,
         candidate.model,
         reference.batch,
@@ -135,6 +138,7 @@ def _compare_in_memory(reference: _Side, candidate: _Side) -> Report:
         optimizers=(reference.optimizer, candidate.optimizer) if updates else None,
         steps=reference.num_steps,
     )
+    return report
 
 
 def _compare_dumps(reference: _Side, candidate: _Side, folder: Path) -> Report:
@@ -146,7 +150,8 @@ def _compare_dumps(reference: _Side, candidate: _Side, folder: Path) -> Report:
             for _ in range(side.num_steps):
                 with recorder.step():
                     side.step()
-    return precision_align.compare(*map(str, paths), replay=reference.model)
+    report: Report = precision_align.compare(*map(str, paths), replay=reference.model)
+    return report
 
 
 def _prepare(device: str, *, updates: bool) -> tuple[_Side, _Side]:
