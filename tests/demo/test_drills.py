@@ -32,7 +32,7 @@ def clean() -> Iterator[None]:
 
 
 # Each goes one way here, every kind of place both; `precision-align demo --fault all` runs every fault both ways.
-@pytest.mark.parametrize(("name", "way"), zip(DRILLS, cycle(["lockstep", "dumps"])))
+@pytest.mark.parametrize(("name", "way"), list(zip(DRILLS, cycle(["lockstep", "dumps"]))))
 def test_every_named_fault_is_found_where_it_was_put(name: str, way: str, tmp_path: Path) -> None:
     drill = run_drill(name, folder=tmp_path if way == "dumps" else None)
     assert drill.fired
