@@ -21,7 +21,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from precision_align.devices.simulated import install_simulated, set_profile  # noqa: E402
+from precision_align.devices.simulated import install_simulated, set_profile
 
 # Each operator costs some 20 us more in Python: nothing beside a real step, five times a toy's.
 LIMIT = 1.5
