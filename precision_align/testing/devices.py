@@ -185,6 +185,23 @@ class DeviceConformance:
 
         return hook
 
+    def test_statistics_are_summed_in_float64(self) -> None:
+        """Not on the device: some have no float64, and hand out float32 for it."""
+        values = torch.randn(1 << 14, generator=torch.Generator().manual_seed(0)) + 3
+        model = torch.nn.Identity()
+
+        def run(recorder: Any) -> None:
+            with recorder.step():
+                model(values.to(self.kind))
+
+        dump = self.record(run, model, payload="statistics")
+        (record,) = (record for record in dump.records if record.key.role == Role.INPUT)
+        wide = values.double().numpy()
+        assert record.statistics is not None
+        assert np.isclose(record.statistics.mean, wide.mean(), rtol=1e-13)
+        assert np.isclose(record.statistics.l2, np.sqrt((wide * wide).sum()), rtol=1e-13)
+        assert not np.isclose(float(values.sum()) / values.numel(), wide.mean(), rtol=1e-13), "the test tells nothing"
+
     def test_gradients_parameters_and_optimizer_are_recorded(self) -> None:
         dump, state = self.record_training(self.kind)
         assert _without_payload(dump) == []
