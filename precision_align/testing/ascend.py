@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from precision_align.core.terms import Role, Source, Verdict
+from precision_align.core.terms import Role, Source, Status, Verdict
 from precision_align.storage.base import Dump
 from precision_align.testing import models
 from precision_align.testing.devices import DeviceConformance, Inapplicable
@@ -174,6 +174,16 @@ class AscendConformance(DeviceConformance):
         dump, _ = self.record_training("npu", 1)
         report = compare(None, dump, replay=models.build("npu"))
         assert report.verdict == Verdict.ALIGNED, report.first
+
+    def test_fused_operators_pass_their_cases(self) -> None:
+        """Forward and backward, against float64."""
+        from precision_align.library.runner import run_cases
+
+        cases = ["rope/interleaved", "attention/causal-square", "rms_norm/plain", "swiglu/gate-first"]
+        report = run_cases(cases, device=self.device_name, replacement="torch_npu")
+        assert {result.op for result in report.results} == {case.partition("/")[0] for case in cases}
+        failed = [result for result in report.results if result.status == Status.FAIL]
+        assert not failed, failed[0]
 
     def test_fused_operators_are_units_of_a_dump(self) -> None:
         call: Callable[..., Any] = self.torch_npu.npu_rms_norm
