@@ -75,6 +75,7 @@ def _bind(operator: Any) -> Callable[..., Any]:
         _torch.npu.synchronize()
         if operators.holds_private_formats():
             args, kwargs = torch.utils._pytree.tree_map(_make_plain, (args, kwargs))
+            _torch.npu.synchronize()  # the casts are queued as well
         if draws:
             return draw(operator, backend.run_on_cpu, args, kwargs)
         return backend.run_on_cpu(operator, *args, **kwargs)

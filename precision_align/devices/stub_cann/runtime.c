@@ -98,13 +98,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Copy *first, *last;
 static uint64_t num_queued, num_done;
-static int has_worker;
+static int has_worker, is_held;
 
 static void *work(void *unused) {
     useconds_t delay = atoi(setting("STUB_CANN_COPY_DELAY_US", "0"));
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (!first) pthread_cond_wait(&changed, &lock);
+        while (!first || is_held) pthread_cond_wait(&changed, &lock);
         Copy *copy = first;
         pthread_mutex_unlock(&lock);
         if (delay) usleep(delay);
@@ -140,6 +140,14 @@ static int is_done(uint64_t number) {
 }
 
 static int drain(void) { wait_for(count_queued()); return OK; }
+
+/* Let no copy happen (1) until it may again (0): a test then sees what a late copy leaves behind. */
+API void stub_hold_copies(int held) {
+    pthread_mutex_lock(&lock);
+    is_held = held;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
 
 API int aclrtMemcpyAsync(void *target, size_t room, const void *source, size_t size, int kind, Handle stream) {
     Copy *copy = malloc(sizeof *copy);
