@@ -89,7 +89,7 @@ def compare_both(folder: Path) -> int:
 def main() -> int:
     """Exit status 0 where the two agree."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", type=Path, default=ROOT / ".torch_npu")
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".venv-torch_npu")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     known = parser.parse_args()
     if known.child:

@@ -2,7 +2,7 @@
 
     python tests/npu/run.py [--wheels DIR] [pytest arguments]
 
-The wheel that fits the installed torch is put into a folder of its own (--wheels, default .torch_npu), not into the
+The wheel that fits the installed torch is put into a folder of its own (--wheels, default .venv-torch_npu), not into the
 environment: there, plain `import torch` would fail for everybody.
 """
 
@@ -62,7 +62,7 @@ def run_suite(environment: dict[str, str], files: list[str], arguments: list[str
 def main() -> int:
     """Exit status 0 where all passed both times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", type=Path, default=ROOT / ".torch_npu")
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".venv-torch_npu")
     known, arguments = parser.parse_known_args()
     started = time.monotonic()
     sys.path.insert(0, str(ROOT))
