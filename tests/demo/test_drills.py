@@ -28,7 +28,8 @@ def clean() -> Iterator[None]:
     yield
     torch.set_num_threads(before)
     uninstall_lookalike()
-    simulated.set_profile("none")
+    if simulated.is_installed():
+        simulated.set_profile("none")
 
 
 # Each goes one way here, every kind of place both; `precision-align demo --fault all` runs every fault both ways.
@@ -68,3 +69,19 @@ def test_a_drill_that_blames_another_place_is_missed() -> None:
     drill = run_drill("offset")
     moved = Drill(drill.name, parse_fault(DRILLS["nan"]), True, drill.report)
     assert not moved.found
+
+
+def test_the_verb_lists_names_and_runs_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from precision_align.cli.app import main
+    from precision_align.demo import drills
+
+    assert main(["demo", "--fault", "list"]) == 0
+    assert "dropped-mask" in capsys.readouterr().out
+    monkeypatch.setattr(drills, "DRILLS", {"scale": DRILLS["scale"]})
+    assert main(["demo", "--fault", "all"]) == 0
+    assert "2 of 2 runs found the fault at its module" in capsys.readouterr().out
+    monkeypatch.setattr(drills, "DRILLS", {"waits": "scale@blocks.0.mlp.down:mm:call=99"})
+    assert main(["demo", "--fault", "all"]) == 1
+    assert "0 of 2 runs" in capsys.readouterr().out
+    assert main(["demo", "--fault", "no-such-name"]) == 2
+    assert "no named fault" in capsys.readouterr().err

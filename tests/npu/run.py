@@ -2,8 +2,8 @@
 
     python tests/npu/run.py [--wheels DIR] [pytest arguments]
 
-The wheel that fits the installed torch is put into a folder of its own (--wheels, default .venv-torch_npu), not into the
-environment: there, plain `import torch` would fail for everybody.
+The wheel that fits the installed torch is put into a folder of its own (--wheels, default .venv-torch_npu), not into
+the environment: there, plain `import torch` would fail for everybody.
 """
 
 from __future__ import annotations
