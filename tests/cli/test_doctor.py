@@ -124,13 +124,19 @@ def test_a_lock_is_written_and_compared(command: Any) -> None:
     assert "-> unset HCCL_CONNECT_TIMEOUT" in outcome.out
 
 
-def test_the_self_test_leaves_a_file(command: Any) -> None:
+def test_the_self_test_leaves_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
-    outcome = command("doctor", "--self-test", "self-test.json", "--device", "cpu", OMP_NUM_THREADS="1")
-    assert outcome.status == 0, outcome.out
-    assert "kept in self-test.json" in outcome.out.replace("\n        ", " ")
-    kept = json.loads((command.folder / "self-test.json").read_text(encoding="utf-8"))
-    assert {one["status"] for one in kept["outcomes"]} <= {"passed", "skipped"}
+    from precision_align.cli.app import main
+
+    checks = ["test_is_a_device", "test_every_record_has_the_values_of_the_device"]  # all of them: tests/devices
+    monkeypatch.setattr("precision_align.testing.devices.list_checks", lambda suite: checks)
+    path = tmp_path / "self-test.json"
+    assert main(["doctor", "--self-test", str(path), "--device", "cpu"]) == 0
+    assert "2 passed; kept in" in " ".join(capsys.readouterr().out.split())
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert [(one["check"], one["status"]) for one in kept["outcomes"]] == [(name, "passed") for name in checks]
     assert kept["facts"]["versions"]["torch"]
 
 
