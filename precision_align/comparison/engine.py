@@ -7,7 +7,7 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class Engine:
         done, total = 0, len(self._candidate.nodes)
         seen: set[int] = set()
         for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
-            nodes = [node for node in self._candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)]
+            nodes = self._candidate.select_nodes(rank, step)
             partner = self._find_partner_step(nodes)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
@@ -128,7 +128,7 @@ class Engine:
         more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
         return [f"training flag differs from the reference's in {', '.join(unique[:3])}{more}"]
 
-    def _find_partner_step(self, nodes: list[Node]) -> int | None:
+    def _find_partner_step(self, nodes: Sequence[Node]) -> int | None:
         for node in nodes:
             partner = self._alignment.units.get(node.unit)
             if partner is not None:
@@ -138,13 +138,14 @@ class Engine:
     def _list_owned(self, node: Node) -> list[Pair]:
         """A node's own parameters with their partners."""
         unit, partner = node.unit, self._alignment.units.get(node.unit)
-        ours = self._candidate.select_state(unit.rank, unit.step, Role.PARAMETER, Phase.FORWARD)
+        kind = Role.PARAMETER, Phase.FORWARD
+        ours = self._candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
         theirs = (
-            self._reference.select_state(partner.rank, partner.step, Role.PARAMETER, Phase.FORWARD)
+            self._reference.select_owned(partner.rank, partner.step, *kind, node.scope)
             if self._reference is not None and partner is not None
             else {}
         )
-        return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
+        return [(record, theirs.get(place)) for place, record in ours.items()]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
         notes = [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]

@@ -94,7 +94,7 @@ class RawComparer:
     def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
         assert self._reference is not None
         try:
-            actual, expected = _read_words(self._candidate, candidate), _read_words(self._reference, reference)
+            actual, expected = read_words(self._candidate, candidate), read_words(self._reference, reference)
         except KeyError:
             return self._measure_summary(candidate, reference, limit)
         except DumpDamaged as error:
@@ -133,7 +133,7 @@ class RawComparer:
         return Gap(False, close, True, {"raw_statistics_moved": worst}, limit, "statistics", note)
 
 
-def _read_words(dump: Dump, record: TensorRecord) -> Array:
+def read_words(dump: Dump, record: TensorRecord) -> Array:
     """The raw words of a record, where possible without a copy. Raises KeyError, DumpDamaged."""
     mapped = dump.map_payload(record.key)
     return dump.payload(record.key) if mapped is None else mapped

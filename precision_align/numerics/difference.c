@@ -262,46 +262,61 @@ WIDE(uint32, loose_u32, AS_IS, 0)
 /* Histograms over the values finite on both sides: of the distance in units in the last place (bucket = number of its
  * binary digits, the last one open), and of |difference| rounded to float32 (8 bins an octave: its upper 11 bits). The
  * places are computed first, in SIMD code, for a few hundred values; what is not finite gets a place behind the others.
- * Two tables in turn, so that one increment does not wait for the one before it. */
-enum { GROUP = 512 };
+ * Several tables in turn, so that one increment does not wait for the one before it. */
+enum { GROUP = 512, WAYS = 4 };
+#define COUNT(WAY) ulp_tables[WAY][digits[i + WAY]]++, bin_tables[WAY][places[i + WAY]]++
 
-#define SPREAD(NAME, WORD, SIGNED, SIZE, INF, VALUE)                                                                  \
+/* Binary digits of the distance of two words of up to 32 bits, sign-extended. Without the bit behind the first one the
+ * conversion to float32 cannot round up to the next power of two. */
+INLINE int32_t count_digits(int32_t x, int32_t y, int32_t mask) {
+    uint32_t size_x = (uint32_t)(x & mask), size_y = (uint32_t)(y & mask);
+    uint32_t near = size_x > size_y ? size_x - size_y : size_y - size_x;
+    uint32_t far = (x ^ y) < 0 ? size_x + size_y : near;
+    int32_t exponent = (bits_of_float((float)(far & ~(far >> 1))) >> 23) - 126;
+    return exponent < 0 ? 0 : exponent;
+}
+INLINE int32_t count_digits64(int64_t x, int64_t y, int64_t mask) {
+    int64_t size_x = x & mask, size_y = y & mask;
+    double far = (x ^ y) < 0 ? (double)size_x + (double)size_y : (double)(size_x - size_y);
+    int32_t exponent = (int32_t)((bits_of(far) & SIZE64) >> 52) - 1022;
+    exponent = exponent < 0 ? 0 : exponent;
+    return exponent > BUCKETS - 1 ? BUCKETS - 1 : exponent;
+}
+
+#define SPREAD(NAME, WORD, SIGNED, MASK, INF, DIGITS, VALUE)                                                          \
     void spread_##NAME(const WORD *left, const WORD *right, int64_t n, int64_t *ulps, int64_t *bins) {                \
-        uint32_t ulp_tables[2][BUCKETS + 1] = {{0}}, bin_tables[2][BINS + 1] = {{0}};                                 \
+        uint32_t ulp_tables[WAYS][BUCKETS + 1] = {{0}}, bin_tables[WAYS][BINS + 1] = {{0}};                           \
         int32_t digits[GROUP], places[GROUP];                                                                         \
         for (int64_t start = 0; start < n; start += GROUP) {                                                          \
             int32_t size = (int32_t)(n - start < GROUP ? n - start : GROUP);                                          \
             _Pragma("omp simd")                                                                                       \
             for (int32_t i = 0; i < size; i++) {                                                                      \
                 SIGNED x = (SIGNED)left[start + i], y = (SIGNED)right[start + i];                                     \
-                SIGNED size_x = x & SIZE, size_y = y & SIZE;                                                          \
-                int bad = (size_x >= INF) | (size_y >= INF);                                                          \
-                int64_t near = (int64_t)size_x - (int64_t)size_y;                                                     \
-                double far = (SIGNED)(x ^ y) < 0 ? (double)size_x + (double)size_y : (double)near;                    \
-                int32_t exponent = (int32_t)((bits_of(far) & SIZE64) >> 52) - 1022;                                   \
-                exponent = exponent < 0 ? 0 : exponent;                                                               \
-                exponent = exponent > BUCKETS - 1 ? BUCKETS - 1 : exponent;                                           \
-                digits[i] = bad ? BUCKETS : exponent;                                                                 \
+                int bad = ((x & MASK) >= INF) | ((y & MASK) >= INF);                                                  \
+                int32_t found = DIGITS(x, y, MASK);                                                                   \
                 float error = (float)(VALUE(left, start + i) - VALUE(right, start + i));                              \
+                digits[i] = bad ? BUCKETS : found;                                                                    \
                 places[i] = bad ? BINS : (bits_of_float(error) & SIZE32) >> 20;                                       \
             }                                                                                                         \
-            for (int32_t i = 0; i < size; i++) {                                                                      \
-                ulp_tables[i & 1][digits[i]]++;                                                                       \
-                bin_tables[i & 1][places[i]]++;                                                                       \
+            for (int32_t i = size; i < GROUP; i++) digits[i] = BUCKETS, places[i] = BINS;                             \
+            for (int32_t i = 0; i < GROUP; i += WAYS) {                                                               \
+                COUNT(0), COUNT(1), COUNT(2), COUNT(3);                                                               \
             }                                                                                                         \
         }                                                                                                             \
-        for (int i = 0; i < BUCKETS; i++) ulps[i] += (int64_t)ulp_tables[0][i] + ulp_tables[1][i];                    \
-        for (int i = 0; i < BINS; i++) bins[i] += (int64_t)bin_tables[0][i] + bin_tables[1][i];                       \
+        for (int way = 0; way < WAYS; way++) {                                                                        \
+            for (int i = 0; i < BUCKETS; i++) ulps[i] += ulp_tables[way][i];                                          \
+            for (int i = 0; i < BINS; i++) bins[i] += bin_tables[way][i];                                             \
+        }                                                                                                             \
     }
 
-#define FLOAT32_VALUE(words, i) ((double)as_float(float32_bits(words, i)))
-#define BFLOAT16_VALUE(words, i) ((double)as_float(bfloat16_bits(words, i)))
-#define FLOAT16_VALUE(words, i) ((double)as_float(float16_bits(words, i)))
+#define FLOAT32_VALUE(words, i) (as_float(float32_bits(words, i)))
+#define BFLOAT16_VALUE(words, i) (as_float(bfloat16_bits(words, i)))
+#define FLOAT16_VALUE(words, i) (as_float(float16_bits(words, i)))
 #define FLOAT64_VALUE(words, i) (as_double(words[i]))
 typedef int64_t LOOSE loose_i64;
-SPREAD(float32, loose_i32, int32_t, SIZE32, INF32, FLOAT32_VALUE)
-SPREAD(bfloat16, loose_u16, int16_t, 0x7fff, 0x7f80, BFLOAT16_VALUE)
-SPREAD(float16, loose_u16, int16_t, 0x7fff, 0x7c00, FLOAT16_VALUE)
-SPREAD(float64, loose_i64, int64_t, SIZE64, INF64, FLOAT64_VALUE)
+SPREAD(float32, loose_i32, int32_t, SIZE32, INF32, count_digits, FLOAT32_VALUE)
+SPREAD(bfloat16, loose_u16, int16_t, 0x7fff, 0x7f80, count_digits, BFLOAT16_VALUE)
+SPREAD(float16, loose_u16, int16_t, 0x7fff, 0x7c00, count_digits, FLOAT16_VALUE)
+SPREAD(float64, loose_i64, int64_t, SIZE64, INF64, count_digits64, FLOAT64_VALUE)
 
 int difference_version(void) { return VERSION; }

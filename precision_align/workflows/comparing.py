@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
-from precision_align.core.results import Curve, Divergence, Findings
+from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
-from precision_align.library.loading import Library, load_library
+from precision_align.library.loading import load_library
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
@@ -68,9 +68,9 @@ def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
 
 def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Any = None) -> Report:
     """Add run information, curves and the operator library's rows to what was found."""
-    known, notes = open_library(library)
-    first = None if findings.first is None else attach_mapping(findings.first, known)
-    frontier = [attach_mapping(divergence, known) for divergence in findings.frontier]
+    rows, notes = find_mappings({found.op for found in findings.frontier}, library)
+    frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
+    first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
     values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
@@ -85,20 +85,20 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     )
 
 
-def open_library(library: Any) -> tuple[Library | None, list[str]]:
-    """The operator library, and why there is none: the bundled one may lack a TOML reader, a named one must be read."""
+def find_mappings(operators: Collection[str], library: Any) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """The operator library's rows for some operators, and a note where there is no library.
+
+    Where nothing is looked up the bundled library is not even read; one that was named must be readable all the same.
+    """
+    if not operators and library is None:
+        return {}, []
     try:
-        return load_library(library), []
-    except Unavailable as error:
+        known = load_library(library)
+    except Unavailable as error:  # the bundled one may lack a TOML reader
         if library is not None:
             raise
-        return None, [f"no operator library: {error}"]
-
-
-def attach_mapping(divergence: Divergence, library: Library | None) -> Divergence:
-    """The divergence with the operator library's row for its operator, if there is one."""
-    row = None if library is None else library.lookup(divergence.op)
-    return divergence if row is None else replace(divergence, mapping=row.to_dict())
+        return {}, [f"no operator library: {error}"]
+    return {op: row.to_dict() for op, row in ((op, known.lookup(op)) for op in operators) if row is not None}, []
 
 
 def describe(dump: Dump) -> Mapping[str, Any]:

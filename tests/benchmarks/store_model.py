@@ -1,4 +1,7 @@
-"""The model that both tools record: ``store_model.py small|mid STEPS off|msprobe:TASK:FOLDER``, printing CPU a step."""
+"""The model that both tools record: ``store_model.py small|mid STEPS off|msprobe:TASK:FOLDER [FACTOR]``.
+
+FACTOR spoils one layer's weight, so that two runs differ. Prints the CPU time of a step.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,12 @@ def make(size: str) -> tuple[Model, torch.Tensor]:
     return Model(width, heads, layers), torch.randint(0, 256, (4, sequence + 1))
 
 
+def spoil(model: Model, factor: float) -> None:
+    """Scale one layer's weight: the fault that a comparison is to find."""
+    with torch.no_grad():
+        model.blocks[3].ln1.weight.mul_(factor)
+
+
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     """Next-token loss."""
     return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -64,6 +73,7 @@ def main() -> None:
     size, steps, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     model, tokens = make(size)
+    spoil(model, float(sys.argv[4]) if len(sys.argv) > 4 else 1.0)
     debugger = None
     if how != "off":
         _, task, folder = how.split(":")
