@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,6 +167,8 @@ def _add_up(pair: _Pair, size: int, threads: int) -> Tally:
     spans = list(cut(size, SPAN))
     total = Tally.empty()
     if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(threads, len(spans))) as pool:
             found: Iterable[Tally] = pool.map(pair.tally, spans)
             return _join(total, found, spans)

@@ -14,12 +14,10 @@ from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
-from precision_align.library.loading import load_library
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.opening import open_side
-from precision_align.training.curves import compare_losses
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -92,6 +90,8 @@ def find_mappings(operators: Collection[str], library: Any) -> tuple[dict[str, M
     """
     if not operators and library is None:
         return {}, []
+    from precision_align.library.loading import load_library
+
     try:
         known = load_library(library)
     except Unavailable as error:  # the bundled one may lack a TOML reader
@@ -112,8 +112,13 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
     """Every scalar series that both runs have, but for facts about batches, which are no measure of training."""
     curves: list[Curve] = []
-    names = {point.name for point in candidate.series if not point.name.startswith("batch.")}
-    for name in dict.fromkeys(point.name for point in reference.series if point.name in names):
+    known = {point.name for point in candidate.series if not point.name.startswith("batch.")}
+    names = dict.fromkeys(point.name for point in reference.series if point.name in known)
+    if not names:
+        return []
+    from precision_align.training.curves import compare_losses
+
+    for name in names:
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())
     return sorted(curves, key=lambda curve: curve.name != "loss")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from diff import format_table
+from store_commands import measure_command
 from store_model import loss_of, make
 
 import precision_align as pa
@@ -107,25 +108,6 @@ def run_msprobe(size: str, folder: Path, rounds: int) -> list[tuple[str, str, st
         (f"msprobe L0 {how}", f"{times[how] * 1e3:.1f} ms", f"{times[how] / times['off']:.3f}")
         for how in ("statistics", "tensor")
     ]
-
-
-# A process starts with the peak of the one that forked it, so a small one stands between.
-_MEASURE = """
-import json, resource, subprocess, sys, time
-started = time.perf_counter()
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024]))
-"""
-
-
-def measure_command(command: list[str]) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak memory in MB of a whole command and its children."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, *command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    cpu, wall, memory = json.loads(done.stdout)
-    return cpu, wall, memory
 
 
 def bench_compare(mode: str, folder: Path) -> list[Row]:
