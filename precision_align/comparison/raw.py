@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
 from precision_align.numerics.limits import raw_limit
-from precision_align.numerics.metrics import measure_words
+from precision_align.numerics.metrics import Difference, measure_words
 from precision_align.numerics.sketches import fold, relative_distance
 from precision_align.numerics.spreads import spread_words
 from precision_align.storage.base import Dump
@@ -21,14 +21,14 @@ from precision_align.storage.mapping import release_pages
 # Below this a tensor's pages cost little, and the storage lets go of them now and then.
 RELEASE_BYTES = 32 << 20
 
+_NAMES = [f"raw_{name}" for name in Difference._fields]
 # Counts that a report names only where there are any.
-_PATTERN = frozenset({"nan_actual", "nan_expected", "inf_actual", "inf_expected"})
+_PATTERN = ("raw_nan_actual", "raw_nan_expected", "raw_inf_actual", "raw_inf_expected")
 
 Pair = tuple[TensorRecord, "TensorRecord | None"]
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """The raw difference of one pair of records.
 
     ``equal``: bit for bit; ``close``: within the raw limit of the dtype, so not a difference worth the name; ``known``:
@@ -101,8 +101,10 @@ class RawComparer:
             return Gap(False, False, False, {}, limit, "", str(error))
         dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
         found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
-        known = found.to_dict().items()
-        metrics = {f"raw_{name}": float(value) for name, value in known if value or name not in _PATTERN}
+        metrics = dict(zip(_NAMES, map(float, found)))
+        for name in _PATTERN:
+            if not metrics[name]:
+                del metrics[name]
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
         if not close:

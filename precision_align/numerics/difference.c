@@ -87,6 +87,23 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     t->cross += b->cross;
 }
 
+/* The block that may hold the largest relative error, and between which bounds its own lies. */
+struct candidate {
+    int64_t start;
+    double low, high;
+};
+
+/* Whether a block with this upper bound needs no division yet: it is out, or it is the new candidate for certain. */
+INLINE int is_settled(struct candidate *best, int64_t start, double high) {
+    double low = high * (1 - 0x1p-20) - 0x1p-146;
+    if (high <= best->low) return 1;
+    if (low > 0x1p126 || low <= best->high) return 0; /* float32 may have overflowed, or the bounds overlap */
+    *best = (struct candidate){start, low, high};
+    return 1;
+}
+
+INLINE int64_t size_of_block(int64_t n, int64_t start) { return n - start < BLOCK ? n - start : BLOCK; }
+
 #define SUMS absolute, square, signed_sum, actual, expected, cross
 #define COUNTS kept, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected
 #define STORE_SUMS(b)                                                                                                 \
@@ -97,8 +114,8 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     b->nan_expected = nan_expected, b->inf_actual = inf_actual, b->inf_expected = inf_expected
 
 /* Types whose values are float32 values. Sums, |difference| and its maximum are float64, exact where float64 is. The
- * relative error is first taken in float32: only a block whose largest could beat the present one is divided again in
- * float64. Its float32 value is off by less than 2^-22 of itself (two roundings) or 2^-148 (an underflow). */
+ * relative error is first taken in float32, where it is off by less than 2^-22 of itself (two roundings) or 2^-148 (an
+ * underflow): only the block that may hold the largest is divided again in float64. */
 #define NARROW(NAME, WORD, BITS)                                                                                      \
     INLINE int NAME##_block(const WORD *left, const WORD *right, int64_t n, int masked, struct block *b) {            \
         double absolute = 0, square = 0, signed_sum = 0, actual = 0, expected = 0, cross = 0;                         \
@@ -159,25 +176,31 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
         return as_double(ratio);                                                                                      \
     }                                                                                                                 \
     static int64_t NAME##_find(const WORD *left, const WORD *right, int64_t n, double wanted) {                       \
-        for (int64_t i = 0; i < n; i++) {                                                                             \
+        int32_t found = BLOCK;                                                                                        \
+        _Pragma("omp simd reduction(min : found)")                                                                    \
+        for (int32_t i = 0; i < (int32_t)n; i++) {                                                                    \
             double error = (double)as_float(BITS(left, i)) - (double)as_float(BITS(right, i));                        \
-            if (error == wanted || -error == wanted) return i;                                                        \
+            int32_t place = bits_of(error) << 1 == bits_of(wanted) << 1 ? i : BLOCK;                                  \
+            found = place < found ? place : found;                                                                    \
         }                                                                                                             \
-        return 0;                                                                                                     \
+        return found < BLOCK ? found : 0;                                                                             \
     }                                                                                                                 \
     void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
         int64_t worst_block = -1;                                                                                     \
+        struct candidate best = {-1, 0, 0};                                                                           \
         for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = n - start < BLOCK ? n - start : BLOCK;                                                     \
+            int64_t size = size_of_block(n, start);                                                                   \
             struct block b;                                                                                           \
             if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
                 NAME##_block(left + start, right + start, size, 1, &b);                                               \
             add_block(t, &b, start, &worst_block);                                                                    \
-            if (b.max_rel > t->max_rel && b.unequal > b.nonfinite)                                                    \
+            if (b.max_rel > t->max_rel && b.unequal > b.nonfinite && !is_settled(&best, start, b.max_rel))            \
                 t->max_rel = max_of(t->max_rel, NAME##_divide(left + start, right + start, size));                    \
         }                                                                                                             \
+        if (best.start >= 0 && best.high > t->max_rel)                                                                \
+            t->max_rel = max_of(t->max_rel, NAME##_divide(left + best.start, right + best.start, size_of_block(n, best.start)));\
         if (worst_block >= 0)                                                                                         \
-            t->worst = worst_block + NAME##_find(left + worst_block, right + worst_block, n - worst_block, t->max_abs); \
+            t->worst = worst_block + NAME##_find(left + worst_block, right + worst_block, size_of_block(n, worst_block), t->max_abs);\
     }
 
 NARROW(float32, loose_i32, float32_bits)
@@ -232,7 +255,7 @@ NARROW(float16, loose_u16, float16_bits)
     void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
         int64_t worst_block = -1;                                                                                     \
         for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = n - start < BLOCK ? n - start : BLOCK;                                                     \
+            int64_t size = size_of_block(n, start);                                                                   \
             struct block b;                                                                                           \
             if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
                 NAME##_block(left + start, right + start, size, 1, &b);                                               \

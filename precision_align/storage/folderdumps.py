@@ -68,6 +68,9 @@ class LazyRecords(Sequence[TensorRecord]):
     @overload
     def __getitem__(self, position: slice) -> list[TensorRecord]: ...
     def __getitem__(self, position: Any) -> Any:
+        built = self._built.get(position) if type(position) is int else None
+        if built is not None:
+            return built
         if isinstance(position, slice):
             return [self[number] for number in range(*position.indices(len(self)))]
         number = range(len(self))[position]

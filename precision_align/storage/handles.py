@@ -116,8 +116,10 @@ class Handles:
     def map(self, path: Path) -> MappedFile:
         """The bytes of a file; use it at once, views of it stay valid. Raises OSError."""
         with self._lock:
-            last = next(reversed(self._maps), path)
-            if last != path:  # a walk has gone on to the next file: the pages of this one need not stay
+            last = next(reversed(self._maps), None)
+            if last is path:
+                return self._maps[path]
+            if last is not None and last != path:  # a walk has gone on to the next file: the pages of this one need not stay
                 self._maps[last].release()
             if path not in self._maps:
                 self._maps[path] = MappedFile(path)
