@@ -19,6 +19,7 @@ from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.journals import Journal
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
@@ -50,14 +51,22 @@ class Comparison:
 class Engine:
     """Compares one candidate with a reference, or with the reference's code alone."""
 
-    def __init__(self, reference: Dump | None, candidate: Dump, *, replay: Any = None, rules: Rules | None = None):
+    def __init__(
+        self,
+        reference: Dump | None,
+        candidate: Dump,
+        *,
+        replay: Any = None,
+        rules: Rules | None = None,
+        journal: Journal | None = None,
+    ):
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
-        self._raw = RawComparer(reference, candidate)
-        self._replay = ReplayProvider(self._alignment, replay)
+        self._raw = RawComparer(reference, candidate, journal)
+        self._replay = ReplayProvider(self._alignment, replay, journal)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
@@ -65,9 +74,9 @@ class Engine:
         self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
 
     def run(self, progress: Progress | None = None) -> Comparison:
-        """Judge everything. ``progress`` is told (calls done, calls in all)."""
+        """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
         rows: list[RecordResult] = []
-        done, total = 0, len(self._candidate.nodes)
+        done, total = 0, 2 * len(self._candidate.nodes)
         seen: set[int] = set()
         for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
             nodes = self._candidate.select_nodes(rank, step)
@@ -75,13 +84,12 @@ class Engine:
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
             rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
-            for node in nodes:
-                rows += self._forward.judge(node)
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-            for node in nodes:
-                rows += self._backward.judge(node)
+            for judge in (self._forward.judge, self._backward.judge):
+                for node in nodes:
+                    rows += judge(node)
+                    done += 1
+                    if progress is not None:
+                        progress(done, total)
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)

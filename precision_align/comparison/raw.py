@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
@@ -47,9 +48,10 @@ class Gap(NamedTuple):
 class RawComparer:
     """Measures pairs of records of two dumps, each once."""
 
-    def __init__(self, reference: Dump | None, candidate: Dump) -> None:
+    def __init__(self, reference: Dump | None, candidate: Dump, journal: Journal | None = None) -> None:
         self._reference = reference
         self._candidate = candidate
+        self._journal = journal or Journal()
         self._gaps: dict[tuple[str, str], Gap] = {}
 
     def gap(self, candidate: TensorRecord, reference: TensorRecord | None) -> Gap:
@@ -93,6 +95,10 @@ class RawComparer:
 
     def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
         assert self._reference is not None
+        place = ("gap", str(candidate.key), str(reference.key))
+        known = self._journal.recall(*place)
+        if known is not None:
+            return Gap(*known)
         try:
             actual, expected = read_words(self._candidate, candidate), read_words(self._reference, reference)
         except KeyError:
@@ -111,7 +117,9 @@ class RawComparer:
             # Several times the work of the pass above, so only for what is a difference worth the name.
             spread = spread_words(actual, expected, *dtypes, release=_let_go(actual, expected))
             metrics.update({f"raw_{name}": value for name, value in spread.to_dict().items()})
-        return Gap(equal, close, True, metrics, limit, "payload")
+        gap = Gap(equal, close, True, metrics, limit, "payload")
+        self._journal.keep(gap, *place)
+        return gap
 
     def _measure_summary(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
         """Without payloads: the sketches' distance, or what the statistics show."""

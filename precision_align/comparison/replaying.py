@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,9 +13,11 @@ from typing import Any
 from precision_align.alignment.names import align_names, strip_wrappers
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
+from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
 from precision_align.numerics.judgement import Judgement
@@ -34,8 +37,9 @@ class ReplayProvider:
     """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
     ``is_given`` where the user gave the reference's code."""
 
-    def __init__(self, alignment: Alignment, replay: Any) -> None:
+    def __init__(self, alignment: Alignment, replay: Any, journal: Journal | None = None) -> None:
         self._alignment = alignment
+        self._journal = journal or Journal()
         self.reason = "" if _has_torch() else "torch is not installed here: no replay, raw evidence only"
         self.notes: list[str] = []
         self.is_given = replay is not None
@@ -85,8 +89,6 @@ class ReplayProvider:
             self._load_error = str(error)
         except Exception as error:
             self._load_error = _describe(error)
-        if self._load_error:
-            self.notes.append(f"replay was not possible: {self._load_error}")
 
     def judge_forward(self, node: Node) -> tuple[Verdicts, str]:
         """((child index, path) -> (judgement, record), "") or ({}, why not)."""
@@ -128,15 +130,30 @@ class ReplayProvider:
         return [f"{count} calls were not replayed: {reason}" for reason, count in self._reasons.most_common(3)]
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
-        found, reason = self._try(node, method)
+        found, reason = self._recall(node, method)
         if reason and method == "judge_forward":
             self._reasons[reason] += 1
         return found, reason
 
-    def _try(self, node: Node, method: str) -> tuple[Verdicts, str]:
+    def _recall(self, node: Node, method: str) -> tuple[Verdicts, str]:
+        """What an interrupted comparison found already, else a replay."""
         obstacle = f"the call raised {node.call.error}" if node.call.error else self._find_obstacle(node)
         if obstacle:
             return {}, obstacle
+        place = (method, node.unit.rank, node.unit.step, node.call.identity)
+        known = self._journal.recall(*place)
+        if known is None:
+            verdicts, reason = self._try(node, method)
+            is_loaded = not self._load_error
+            self._journal.keep([is_loaded, reason, _encode_verdicts(verdicts)], *place)
+        else:
+            is_loaded, reason, targets = known
+            verdicts = _decode_verdicts(targets, self._alignment.candidate.dump.find)
+        if not is_loaded:
+            self.notes.append(f"replay was not possible: {reason}")
+        return verdicts, reason
+
+    def _try(self, node: Node, method: str) -> tuple[Verdicts, str]:
         self._load(node)
         if self._load_error:
             return {}, self._load_error
@@ -199,6 +216,30 @@ def _collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord
 def _describe(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"the replay raised {type(error).__name__}: {first[:160]}"
+
+
+def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
+    return [
+        [
+            *place,
+            found.status,
+            found.why,
+            dict(found.metrics),
+            found.limit and astuple(found.limit),
+            record and str(record.key),
+        ]
+        for place, (found, record) in verdicts.items()
+    ]
+
+
+def _decode_verdicts(targets: list[Any], find: Callable[[str], TensorRecord]) -> Verdicts:
+    return {
+        (child, path): (
+            Judgement(Status(status), why, metrics, limit and Limit(*limit)),
+            None if key is None else find(key),
+        )
+        for child, path, status, why, metrics, limit, key in targets
+    }
 
 
 def _has_torch() -> bool:

@@ -357,6 +357,14 @@ _COMMANDS = {
     ),
     "cli.advice": ("to do: {advice}", "建议：{advice}"),
     "cli.interrupted": ("interrupted", "已中断"),
+    "cli.kept": (
+        "what was judged so far is kept in {path}: give the same command again to go on",
+        "已判定的结果保存在 {path}：再次执行同一命令即可继续",
+    ),
+    "cli.resumed": (
+        "going on with {count} results of an interrupted run, from {path}",
+        "从 {path} 继续，沿用上次中断前的 {count} 个结果",
+    ),
     "cli.saved": ("saved {path}", "已保存 {path}"),
     "cli.coverage": (
         "only {share} of the records were judged, less than --min-coverage {minimum}: too little to rely on.",

@@ -119,7 +119,9 @@ class Handles:
             last = next(reversed(self._maps), None)
             if last is path:
                 return self._maps[path]
-            if last is not None and last != path:  # a walk has gone on to the next file: the pages of this one need not stay
+            if (
+                last is not None and last != path
+            ):  # a walk has gone on to the next file: the pages of this one need not stay
                 self._maps[last].release()
             if path not in self._maps:
                 self._maps[path] = MappedFile(path)

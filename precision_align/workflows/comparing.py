@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from precision_align.comparison.engine import Engine
+from precision_align.comparison.engine import Engine, Progress
+from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
@@ -17,6 +18,7 @@ from precision_align.divergence.locating import find_divergence
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
+from precision_align.storage.foreign.dumps import ForeignDump
 from precision_align.storage.opening import open_side
 
 Side = "Dump | str | os.PathLike[str]"
@@ -30,7 +32,9 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -39,7 +43,10 @@ def compare(
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
     ``naming``: what the tensors of a side that is files of another tool are (see
-    :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (calls judged, calls in all).
+    :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
+    ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
+    found, and has what an interrupted comparison of the same two sides found (see
+    :func:`~precision_align.workflows.resuming.open_journal`).
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -50,13 +57,25 @@ def compare(
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
     theirs = None if reference is None else _open(reference, naming)
     ours = _open(candidate, naming)
-    findings = find_divergence(Engine(theirs, ours, replay=replay, rules=known), known, progress)
+    if reading is not None:
+        read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
+    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    findings = find_divergence(engine, known, progress)
     report = finish(findings, theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
         candidate=name_path(report.candidate, candidate),
     )
+
+
+def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:
+    """Hash the tensors of other tools' files, which have no hashes of their own; the records keep them."""
+    total, done = sum(len(dump.records) for dump in dumps), 0
+    for dump in dumps:
+        for _ in dump.records:
+            done += 1
+            reading(done, total)
 
 
 def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
