@@ -104,6 +104,15 @@ def release_pages(view: Array) -> None:
             file.release(start - first, view.size * view.itemsize)
 
 
+def _list_chunks(dataset: Any) -> list[Any]:
+    """All chunks of a low-level dataset. Asked for one by one, each costs a walk through those before it."""
+    found: list[Any] = []
+    if hasattr(dataset, "chunk_iter"):  # h5py 3.8 with HDF5 1.14
+        dataset.chunk_iter(found.append)
+        return found
+    return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
+
+
 class Extents:
     """Where the bytes of a chunked or contiguous dataset lie in its file, as far as no filter is in the way."""
 
@@ -123,8 +132,7 @@ class Extents:
         self._chunk = int(dataset.chunks[0])
         count = -(-dataset.size // self._chunk)
         self._offsets = np.full(count, -1, dtype=np.int64)
-        for number in range(min(dataset.id.get_num_chunks(), count)):
-            info = dataset.id.get_chunk_info(number)
+        for info in _list_chunks(dataset.id):
             place = info.chunk_offset[0] // self._chunk
             if info.filter_mask == 0 and place < count:
                 self._offsets[place] = info.byte_offset
