@@ -173,6 +173,12 @@ class Engine:
                 f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "
                 "reference's code with replay= (--replay MODULE:FACTORY) for a float64 verdict"
             )
+        sampled = sum("raw_sampled" in row.metrics for row in rows)
+        if sampled:
+            notes.append(
+                f"{sampled} record{'s were' if sampled > 1 else ' was'} compared by a sample of the elements: what a "
+                "sample shows stands beside each, and a fault in fewer elements may hide there"
+            )
         lacking = sum(row.status == Status.MISSING for row in rows)
         if lacking:
             stands = "record stands" if lacking == 1 else "records stand"

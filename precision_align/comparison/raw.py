@@ -12,8 +12,10 @@ from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
+from precision_align.core.terms import Tier
 from precision_align.numerics.limits import raw_limit
-from precision_align.numerics.metrics import Difference, measure_words
+from precision_align.numerics.metrics import Difference, measure, measure_words
+from precision_align.numerics.sampling import describe_power
 from precision_align.numerics.sketches import fold, relative_distance
 from precision_align.numerics.spreads import spread_words
 from precision_align.storage.base import Dump
@@ -33,7 +35,8 @@ class Gap(NamedTuple):
     """The raw difference of one pair of records.
 
     ``equal``: bit for bit; ``close``: within the raw limit of the dtype, so not a difference worth the name; ``known``:
-    something could be compared; ``metrics``: with the prefix "raw_"; ``how``: payload, sketch, statistics or hash.
+    something could be compared; ``metrics``: with the prefix "raw_"; ``how``: payload, sample, sketch, statistics or
+    hash.
     """
 
     equal: bool
@@ -107,10 +110,7 @@ class RawComparer:
             return Gap(False, False, False, {}, limit, "", str(error))
         dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
         found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
-        metrics = dict(zip(_NAMES, map(float, found)))
-        for name in _PATTERN:
-            if not metrics[name]:
-                del metrics[name]
+        metrics = _name_metrics(found)
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
         if not close:
@@ -122,8 +122,12 @@ class RawComparer:
         return gap
 
     def _measure_summary(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
-        """Without payloads: the sketches' distance, or what the statistics show."""
+        """Without payloads: samples, the sketches' distance, or what the statistics show."""
         assert self._reference is not None
+        if Tier.SAMPLE in (candidate.tier, reference.tier):
+            samples = self._candidate.sample(candidate.key), self._reference.sample(reference.key)
+            if samples[0] is not None and samples[1] is not None:
+                return _measure_samples(candidate, reference, samples[0], samples[1], limit)
         ours, theirs = self._candidate.sketch(candidate.key), self._reference.sketch(reference.key)
         if ours is not None and theirs is not None:
             size = min(len(ours), len(theirs))
@@ -141,6 +145,32 @@ class RawComparer:
         note = "statistics only: cannot see values in the wrong places"
         close = _same_pattern(candidate, reference) and worst <= limit
         return Gap(False, close, True, {"raw_statistics_moved": worst}, limit, "statistics", note)
+
+
+def _measure_samples(
+    candidate: TensorRecord, reference: TensorRecord, actual: Array, expected: Array, limit: float
+) -> Gap:
+    """The elements that both sides kept, and the extremes, which the statistics have of all elements."""
+    found = measure(actual, expected)
+    apart, largest = [found.max_abs], found.max_abs / found.over_max if 0 < found.over_max < math.inf else 0.0
+    ours, theirs = candidate.statistics, reference.statistics
+    if ours is not None and theirs is not None and math.isfinite(theirs.minimum) and math.isfinite(ours.minimum):
+        # no element is nearer to its partner than the extremes of all are to each other
+        apart += [abs(ours.minimum - theirs.minimum), abs(ours.maximum - theirs.maximum)]
+        largest = max(abs(theirs.minimum), abs(theirs.maximum))
+    over = max(apart) / largest if largest else math.inf if max(apart) else 0.0
+    found = found._replace(max_abs=max(apart), over_max=over)
+    metrics = {**_name_metrics(found), "raw_sampled": float(actual.size)}
+    close = found.nonfinite == 0 and over <= limit and _same_pattern(candidate, reference)
+    return Gap(False, close, True, metrics, limit, "sample", describe_power(math.prod(candidate.shape)))
+
+
+def _name_metrics(found: Difference) -> dict[str, float]:
+    metrics = dict(zip(_NAMES, map(float, found)))
+    for name in _PATTERN:
+        if not metrics[name]:
+            del metrics[name]
+    return metrics
 
 
 def read_words(dump: Dump, record: TensorRecord) -> Array:

@@ -134,6 +134,7 @@ _METRICS = {
     "metric.raw_mismatched": ("share of values that differ between the runs", "两次运行不相等的数值占比"),
     "metric.raw_nonfinite": ("values with NaN or Inf on one side", "仅一侧为 NaN/Inf 的数值个数"),
     "metric.raw_worst_index": ("flat index of the largest difference", "差值最大处的一维下标"),
+    "metric.raw_sampled": ("elements sampled", "抽样的元素数"),
     "metric.raw_sketch_rel_l2": ("relative L2 difference, from sketches", "相对 L2 差（由草图估计）"),
     "metric.raw_statistics_moved": ("largest relative move of a statistic", "统计量的最大相对变化"),
     "metric.raw_over_max": ("largest difference over the largest value", "最大差值与最大值之比"),

@@ -12,19 +12,21 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import Statistics, TensorRecord
 from precision_align.core.terms import Tier
+from precision_align.numerics.sampling import SAMPLES, sample
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import Draft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
-SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
+# Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
+WHOLE_BELOW = {Tier.SKETCH: WHOLE_BELOW_BYTES, Tier.SAMPLE: 8 * SAMPLES}
 
 
 @dataclass
 class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
-    ``words``: None where no payload is kept; ``sketch``: None where it is not stored.
+    ``words``: None where no payload is kept; ``sketch``: None where it is not stored; of the tier SAMPLE the sample.
     """
 
     draft: TensorRecord
@@ -62,6 +64,7 @@ class Finisher:
     def __init__(self) -> None:
         self._summaries: dict[tuple[bytes, str], tuple[Statistics | None, Array | None]] = {}
         self._digests: dict[int, tuple[weakref.ref[Array], bytes]] = {}
+        self._samples: dict[tuple[bytes, str], Array] = {}
         self.payloads = True
         self.reason = ""
 
@@ -69,13 +72,14 @@ class Finisher:
         """Drop the memory of earlier tensors (at the end of a file)."""
         self._summaries.clear()
         self._digests.clear()
+        self._samples.clear()
 
     def finish(self, draft: Draft) -> Entry:
         """Compute what the record's tier asks for.
 
         The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
-        whose sketch was asked for). Without usable words that is what the record came with, hash or statistics taken
-        on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
+        whose sketch was asked for, or under 16 KB whose sample was). Without usable words that is what the record came
+        with, hash or statistics taken on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
         """
         record = draft.record
         words, trouble = check_words(draft)
@@ -112,13 +116,17 @@ class Finisher:
         wanted, reason = record.tier, ""
         if type(wanted) is not Tier:
             wanted = Tier(wanted)
-        if wanted is Tier.SAMPLE:
-            wanted, reason = Tier.SKETCH, SAMPLE_REASON
-        if wanted is Tier.SKETCH and words.nbytes < WHOLE_BELOW_BYTES:
+        if words.nbytes < WHOLE_BELOW.get(wanted, 0):
             wanted, reason = Tier.FULL, ""
         if wanted is Tier.FULL and not self.payloads:
             return Tier.SKETCH, self.reason
         return wanted, reason
+
+    def _sample(self, digest: bytes, words: Array, dtype: Dtype) -> Array:
+        found = self._samples.get((digest, dtype.name))
+        if found is None:
+            found = self._samples[digest, dtype.name] = sample(words, dtype)
+        return found
 
     def _summarize(
         self, digest: bytes, words: Array, dtype: Dtype, tier: Tier
@@ -130,6 +138,8 @@ class Finisher:
         # Of a full payload the reader computes the sketch when it is asked for.
         table = known[1] if known[1] is not None or tier is not Tier.SKETCH else sketch(words, dtype)
         self._summaries[digest, dtype.name] = (statistics, table)
+        if tier is Tier.SAMPLE:
+            return statistics, self._sample(digest, words, dtype)
         return statistics, table if tier is Tier.SKETCH else None
 
 

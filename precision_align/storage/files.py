@@ -234,9 +234,14 @@ class PartFile:
 
     def sketch(self, row: int) -> Array | None:
         """The stored sketch of one row in float64, or None. Raises DumpDamaged."""
+        return self._read_sketch(row) if self._flags[row] & layout.HAS_SKETCH and self._sketches_compare else None
+
+    def sample(self, row: int) -> Array | None:
+        """The stored sample of one row (see :mod:`~precision_align.numerics.sampling`), or None. Raises DumpDamaged."""
+        return self._read_sketch(row) if self._flags[row] & layout.HAS_SAMPLE else None
+
+    def _read_sketch(self, row: int) -> Array:
         place = self.index[row]
-        if not place["flags"] & layout.HAS_SKETCH or not self._sketches_compare:
-            return None
         if self._sketches is None:
             with self._reading() as file:
                 self._sketches = self._read_table(file, "sketches")

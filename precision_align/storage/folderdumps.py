@@ -180,6 +180,11 @@ class FolderDump(DumpView):
         part, row = self._locate(position)
         return part.sketch(row)
 
+    def stored_sample(self, position: int) -> Array | None:
+        """The stored sample at a position, or None. Raises DumpDamaged."""
+        part, row = self._locate(position)
+        return part.sample(row)
+
     def _locate(self, position: int) -> tuple[PartFile, int]:
         part, row = self._places[position].tolist()
         return self._parts[part], row

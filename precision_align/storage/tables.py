@@ -87,7 +87,9 @@ def _flags(entry: Entry, place: Placement) -> int:
     flags |= layout.HAS_DIGEST if entry.digest else 0
     flags |= layout.HAS_STATISTICS if entry.statistics is not None else 0
     flags |= layout.HAS_PAYLOAD if place.stored is not None else 0
-    return flags | (layout.HAS_SKETCH if place.sketch_length is not None else 0)
+    if place.sketch_length is None:
+        return flags
+    return flags | (layout.HAS_SAMPLE if entry.tier is Tier.SAMPLE else layout.HAS_SKETCH)
 
 
 def _fit(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -217,3 +217,7 @@ class ForeignDump(DumpView):
     def stored_sketch(self, position: int) -> Array | None:
         """None: sketches are made of the tensors."""
         return None
+
+    def stored_sample(self, position: int) -> Array | None:
+        """None: so are samples."""
+        return None
