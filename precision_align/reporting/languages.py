@@ -136,6 +136,7 @@ _METRICS = {
     "metric.raw_mismatched": ("share of values that differ between the runs", "两次运行不相等的数值占比"),
     "metric.raw_nonfinite": ("values with NaN or Inf on one side", "仅一侧为 NaN/Inf 的数值个数"),
     "metric.raw_worst_index": ("flat index of the largest difference", "差值最大处的一维下标"),
+    "metric.raw_sampled": ("elements sampled", "抽样的元素数"),
     "metric.raw_sketch_rel_l2": ("relative L2 difference, from sketches", "相对 L2 差（由草图估计）"),
     "metric.raw_statistics_moved": ("largest relative move of a statistic", "统计量的最大相对变化"),
     "metric.raw_over_max": ("largest difference over the largest value", "最大差值与最大值之比"),
@@ -359,6 +360,14 @@ _COMMANDS = {
     ),
     "cli.advice": ("to do: {advice}", "建议：{advice}"),
     "cli.interrupted": ("interrupted", "已中断"),
+    "cli.kept": (
+        "what was judged so far is kept in {path}: give the same command again to go on",
+        "已判定的结果保存在 {path}：再次执行同一命令即可继续",
+    ),
+    "cli.resumed": (
+        "going on with {count} results of an interrupted run, from {path}",
+        "从 {path} 继续，沿用上次中断前的 {count} 个结果",
+    ),
     "cli.saved": ("saved {path}", "已保存 {path}"),
     "cli.coverage": (
         "only {share} of the records were judged, less than --min-coverage {minimum}: too little to rely on.",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from diff import format_table
+from store_commands import measure_command
 from store_model import loss_of, make
 from store_steps import HEADER, bench_steps
 
@@ -22,25 +23,6 @@ import precision_align as pa
 Row = tuple[str, ...]
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-
-# A process starts with the peak of the one that forked it, so a small one stands between.
-_MEASURE = """
-import json, resource, subprocess, sys, time
-started = time.perf_counter()
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024]))
-"""
-
-
-def measure_command(command: list[str]) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak memory in MB of a whole command and its children."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, *command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    cpu, wall, memory = json.loads(done.stdout)
-    return cpu, wall, memory
-
 
 def bench_compare(mode: str, folder: Path) -> list[Row]:
     """The whole command on the same two runs: one layer of the second is a little off."""
