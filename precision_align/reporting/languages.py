@@ -216,10 +216,7 @@ _PAGE = {
     "page.records": ("Records", "记录"),
     "page.tree": ("Modules", "模块"),
     "page.coverage": ("What was seen", "覆盖范围"),
-    "page.coverage.lead": (
-        "A verdict holds only for what was judged.",
-        "结论仅对已判定的内容成立。",
-    ),
+    "page.coverage.lead": ("A verdict holds only for what was judged.", "结论仅对已判定的内容成立。"),
     "page.notes": ("What was not seen, and other notes", "未覆盖内容与说明"),
     "page.runs": ("The two runs", "两次运行"),
     "page.runs.differ": ("{count} differ", "{count} 项不同"),
@@ -227,10 +224,7 @@ _PAGE = {
     "page.runs.same": ("nothing differs", "没有不同"),
     "page.runs.all": ("Show what is equal too", "同时显示相同项"),
     "page.reproduce": ("How to reproduce", "如何复现"),
-    "page.reproduce.lead": (
-        "From the folder that holds the dumps:",
-        "在存放转储的目录中执行：",
-    ),
+    "page.reproduce.lead": ("From the folder that holds the dumps:", "在存放转储的目录中执行："),
     "page.reference": ("Reference", "参考"),
     "page.candidate": ("Candidate", "候选"),
     "page.absent": ("no reference run: judged by replay alone", "没有参考运行：仅由重放判定"),
@@ -360,14 +354,8 @@ _COMMANDS = {
     ),
     "cli.advice": ("to do: {advice}", "建议：{advice}"),
     "cli.interrupted": ("interrupted", "已中断"),
-    "cli.kept": (
-        "what was judged so far is kept in {path}: give the same command again to go on",
-        "已判定的结果保存在 {path}：再次执行同一命令即可继续",
-    ),
-    "cli.resumed": (
-        "going on with {count} results of an interrupted run, from {path}",
-        "从 {path} 继续，沿用上次中断前的 {count} 个结果",
-    ),
+    "cli.kept": ("kept in {path}: the same command goes on from there", "已保存到 {path}，重新执行即可继续"),
+    "cli.resumed": ("going on with {count} results from {path}", "从 {path} 继续，沿用其中 {count} 个结果"),
     "cli.saved": ("saved {path}", "已保存 {path}"),
     "cli.coverage": (
         "only {share} of the records were judged, less than --min-coverage {minimum}: too little to rely on.",
