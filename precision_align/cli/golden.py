@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Chosen = list[tuple[Operator, list[OpCase]]]
 
-SUMMARY = "record op results on a CUDA machine, and hold an NPU against them without one"
+SUMMARY = "hold an NPU against operator results of CUDA"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from precision_align.cli.output import print_json, print_log, print_text
 from precision_align.core.errors import UsageError
 
-SUMMARY = "find what a source tree needs of CUDA, and what replaces it on Ascend"
+SUMMARY = "find what a source tree needs of CUDA"
 CLASSES = ("blocks", "needs custom kernel", "needs mapping", "one line", "auto", "info")
 
 

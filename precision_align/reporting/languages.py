@@ -368,12 +368,12 @@ _COMMANDS = {
     "verb.loss": ("find the step where two loss curves part", "找出两条损失曲线分开的步骤"),
     "verb.case": ("test one operator, or all of the library, on a device", "在设备上测试单个或全部算子"),
     "verb.golden": (
-        "record op results on a CUDA machine, and hold an NPU against them without one",
+        "hold an NPU against operator results of CUDA",
         "在 CUDA 机器上记录算子结果，并在无 CUDA 的 NPU 机器上比对",
     ),
     "verb.map": ("look up what replaces an operator on Ascend and how it differs", "查询算子在昇腾上的替代实现及差异"),
     "verb.scan": (
-        "find what a source tree needs of CUDA, and what replaces it on Ascend",
+        "find what a source tree needs of CUDA",
         "查找源码中的 CUDA 依赖及其在昇腾上的替代",
     ),
     "verb.doctor": ("check versions, devices and arithmetic switches here", "检查本机的版本、设备与运算开关"),
@@ -387,6 +387,7 @@ _COMMANDS = {
     "title.PA204": ("The file is from a newer version", "文件来自更新的版本"),
     "title.PA205": ("The dumps have nothing in common", "两个转储没有共同的记录"),
     "title.PA206": ("The log has no curve that can be read", "日志中没有可读取的曲线"),
+    "title.PA207": ("Nothing was recorded", "没有录制到任何内容"),
     "title.PA210": ("The disk is full", "磁盘已满"),
     "title.PA300": ("Something optional is missing", "缺少可选组件"),
     "title.PA999": ("Unexpected error", "意外错误"),
