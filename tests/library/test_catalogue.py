@@ -19,7 +19,7 @@ pytest.importorskip("expecttest", reason="torch's catalogue imports it")
 
 from precision_align.library.catalogue import list_catalogue, load_catalogued
 
-SAMPLE = 40
+SAMPLE = 25
 
 
 def test_it_holds_most_of_the_catalogue() -> None:
