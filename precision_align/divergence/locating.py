@@ -25,7 +25,7 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     findings = locate(engine.run(progress), rules)
     if findings.first is None:
         return findings
-    first = explain_first(engine, findings.first)
+    first = engine.operations.name(explain_first(engine, findings.first))
     return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
 
 
@@ -74,7 +74,11 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     """A divergence from the first record that shows it."""
     where = f" (seen at {row.role} {row.path or 'value'})"
-    provider = {"replay": "float64 replay on the candidate's own inputs", "raw": "raw difference"}
+    provider = {
+        "replay": "float64 replay on the candidate's own inputs",
+        "raw": "raw difference",
+        "forced": "forced comparison, on the reference's own inputs",
+    }
     return Divergence(
         scope=row.scope,
         site=row.site,

@@ -54,8 +54,8 @@ def try_replacement(
 ) -> list[CaseResult]:
     """Run ``compute`` on the case and judge outputs and gradients: one result a phase.
 
-    ``thorough``: also that repeats are bit-equal, and that strides and memory formats do not matter. Inputs must stay
-    as they were. Dtype, device, replacement and versions are left to the caller, who knows them.
+    ``thorough``: also that repeats are bit-equal, and that strides and memory format do not matter. Inputs must stay as
+    they were. Dtype, device, replacement and versions are left to the caller, who knows them.
     """
     settled = settle(operator, compute)
     inputs = place(references.inputs, device, case.layouts)

@@ -12,46 +12,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from functools import partial
+from typing import Any, NamedTuple, Optional
 
 import torch
 
 from precision_align.core.terms import Phase, Role
+from precision_align.recording.consumers import Targets, find_consumers
+from precision_align.recording.nodes import graph_task, sequence_of
 from precision_align.recording.staging import untouched
-from precision_align.recording.tape import Place, Tape
-
-Edge = tuple[Any, int]  # an autograd node and the number of its output
+from precision_align.recording.tape import Place, Shelf, Tape
 
 LATE = "gradients that arrived after their step had ended were not recorded"
-
-
-def graph_task() -> int:
-    """The number of the backward pass that runs on this thread, -1 outside."""
-    return int(torch._C._current_graph_task_id())
-
-
-def running_node() -> tuple[int, int]:
-    """The backward pass and the number of the autograd node that runs on this thread, (-1, -1) outside.
-
-    Torch versions that do not tell the node give -1 for it.
-    """
-    current = getattr(torch._C, "_current_autograd_node", None)
-    node = None if current is None else current()
-    return graph_task(), -1 if node is None else sequence_of(node)
-
-
-def sequence_position() -> Optional[int]:
-    """The number that this thread's next autograd node gets, or None where torch does not tell."""
-    peek = getattr(torch.autograd, "_get_sequence_nr", None)
-    return None if peek is None else int(peek())
 
 
 class Tap:
     """One gradient to record: collects its contributions in one backward pass, then records their sum."""
 
+    __slots__ = (
+        "_dtype",
+        "_num_edges",
+        "_passes",
+        "_seen",
+        "_shelf",
+        "_sum",
+        "_tape",
+        "extra",
+        "is_single",
+        "path",
+        "place",
+        "task",
+    )
+
     def __init__(
         self,
-        ledger: Ledger,
+        tape: Tape,
+        shelf: Shelf,
         place: Place,
         path: str,
         extra: Mapping[str, Any],
@@ -59,18 +55,15 @@ class Tap:
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         self.place, self.path, self.extra = place, path, extra
-        self._ledger, self._num_edges, self._dtype = ledger, num_edges, dtype
+        self._tape, self._shelf, self._num_edges, self._dtype = tape, shelf, num_edges, dtype
         self._sum: Optional[torch.Tensor] = None
-        self._seen, self._passes, self.task = 0, 0, -1
+        self.is_single = num_edges == 1
+        self._seen = self._passes = 0
+        self.task = -1
 
     def take(self, gradient: Optional[torch.Tensor]) -> None:
-        """One contribution; None where autograd had nothing to send."""
+        """One contribution of several; None where autograd had nothing to send."""
         self._seen += 1
-        if self._num_edges == 1:
-            if gradient is not None:
-                self._record(gradient)
-            self._seen = 0
-            return
         if gradient is not None:
             with untouched():
                 self._sum = gradient.detach().clone() if self._sum is None else self._sum + gradient.detach()
@@ -85,26 +78,25 @@ class Tap:
     def finish(self) -> None:
         """Record what came, at the latest when the backward pass ends."""
         if self._sum is not None:
-            self._record(self._sum)
+            self.record(self._sum)
         self._sum, self._seen = None, 0
 
-    def _record(self, gradient: torch.Tensor) -> None:
-        if self._dtype not in (None, gradient.dtype):
+    def record(self, gradient: torch.Tensor) -> None:
+        """Copy a whole gradient and hand it over."""
+        if self._dtype is not None and self._dtype is not gradient.dtype:
             with untouched():
                 gradient = gradient.detach().to(self._dtype)
-        # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
-        path = f"{self.path}~{self._passes}" if self.place.op and self._passes else self.path
-        self._ledger.tape.record(
-            self.place,
-            self.place.source,
-            Phase.BACKWARD,
-            Role.GRADIENT,
-            path,
-            gradient,
-            ordinal=self._passes,
-            extra=self.extra,
-        )
+        place, path, number, tape = self.place, self.path, self._passes, self._tape
         self._passes += 1
+        if place.op:
+            # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
+            path, number = f"{path}~{number}" if number else path, place.number
+        staged = tape.stage(gradient)
+        tape.put(self._shelf, place, place.source, Phase.BACKWARD, Role.GRADIENT, path, number, staged, self.extra)
+
+
+# Taps, and which of a node's gradients each takes.
+Slots = list[tuple[Tap, int]]
 
 
 @dataclass
@@ -139,42 +131,28 @@ class Ledger:
         """
         if not tensor.requires_grad:
             return
-        tap = Tap(self, place, path, {})
+        tap = Tap(self.tape, self.tape.find_shelf(place), place, path, {})
         if tensor.grad_fn is not None:
-            tensor.grad_fn.register_prehook(self._make_prehook([(tap, tensor.output_nr)]))
+            tensor.grad_fn.register_prehook(partial(self._take, self.generation, [(tap, tensor.output_nr)]))
             return
         with torch._C.DisableTorchFunction(), torch.enable_grad():
             node: Any = tensor.view_as(tensor).grad_fn
         accumulator = node.next_functions[0][0]  # lives no longer than somebody holds it
-        self._handles.append((accumulator, accumulator.register_prehook(self._make_prehook([(tap, 0)]))))
+        handle = accumulator.register_prehook(partial(self._take, self.generation, [(tap, 0)]))
+        self._handles.append((accumulator, handle))
 
-    def watch_outputs(self, nodes: Mapping[int, tuple[Any, list[tuple[Tap, int]]]]) -> None:
+    def watch_outputs(self, nodes: Mapping[int, tuple[Any, Slots]]) -> None:
         """Hook the nodes whose outputs are the call's outputs."""
         for node, slots in nodes.values():
-            node.register_prehook(self._make_prehook(slots))
+            node.register_prehook(partial(self._take, self.generation, slots))
 
-    def watch_consumers(self, nodes: Mapping[int, tuple[Any, list[tuple[Tap, int]]]]) -> None:
+    def watch_consumers(self, nodes: Mapping[int, tuple[Any, Slots]]) -> None:
         """Hook the nodes that send gradients to the call's inputs and parameters."""
         for node, slots in nodes.values():
-            node.register_hook(self._make_hook(slots))
+            node.register_hook(partial(self._take, self.generation, slots))
 
-    def _make_prehook(self, slots: Sequence[tuple[Tap, int]]) -> Callable[[Any], None]:
-        generation = self.generation
-
-        def watch_output(grad_outputs: Any) -> None:
-            self._take(generation, slots, grad_outputs)
-
-        return watch_output
-
-    def _make_hook(self, slots: Sequence[tuple[Tap, int]]) -> Callable[[Any, Any], None]:
-        generation = self.generation
-
-        def watch_consumer(grad_inputs: Any, grad_outputs: Any) -> None:
-            self._take(generation, slots, grad_inputs)
-
-        return watch_consumer
-
-    def _take(self, generation: int, slots: Sequence[tuple[Tap, int]], gradients: Any) -> None:
+    def _take(self, generation: int, slots: Slots, gradients: Any, grad_outputs: Any = None) -> None:
+        """A hook ran; a pre-hook gets the gradients of a node's outputs, a hook those of its inputs first."""
         try:
             self.num_taken += 1
             if generation != self.generation:
@@ -182,11 +160,15 @@ class Ledger:
                 return
             with self._lock:
                 for tap, index in slots:
-                    self._take_one(tap, gradients[index])
+                    gradient = gradients[index]
+                    if not tap.is_single:
+                        self._take_share(tap, gradient)
+                    elif gradient is not None:
+                        tap.record(gradient)
         except Exception as error:
             self.tape.excuse("a gradient", error)
 
-    def _take_one(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
+    def _take_share(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
         task = graph_task()
         if tap.partial and tap.task != task:  # the pass before this one ended without its callback: an exception
             tap.finish()
@@ -221,97 +203,7 @@ class Ledger:
                 self.tape.excuse("a gradient", error)
 
 
-@dataclass
-class Targets:
-    """Where gradients enter a call's inputs and own parameters, taken before the call (in-place code rebases edges).
-
-    ``edges``: (id of node, output number) -> path, for tensors with a history; ``leaves``: id of tensor -> path;
-    ``boundary``: nodes numbered below it were made before the call. ``keep`` holds the nodes so that their ids last;
-    ``also``: path -> further paths of the same tensor; ``dtypes`` of the tensors by path.
-    """
-
-    edges: dict[tuple[int, int], str] = field(default_factory=dict)
-    leaves: dict[int, str] = field(default_factory=dict)
-    boundary: int = 0
-    keep: dict[int, Any] = field(default_factory=dict)
-    also: dict[str, list[str]] = field(default_factory=dict)
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-
-    def add(self, path: str, tensor: torch.Tensor) -> None:
-        """One more input or parameter; those that need no gradient do not count, nor does the same tensor again."""
-        if not tensor.requires_grad:
-            return
-        node = tensor.grad_fn
-        if node is None:
-            first = self.leaves.setdefault(id(tensor), path)
-        else:
-            first = self.edges.setdefault((id(node), tensor.output_nr), path)
-            self.keep[id(node)] = node
-        self.dtypes.setdefault(first, tensor.dtype)
-        if first != path:
-            self.also.setdefault(first, []).append(path)
-
-    def set_boundary(self) -> None:
-        """Take the boundary, now; without help from torch: the youngest input's number."""
-        position = sequence_position()
-        if position is None:
-            position = max((sequence_of(node) + 1 for node in self.keep.values()), default=0)
-        self.boundary = position
-
-    def __bool__(self) -> bool:
-        return bool(self.edges or self.leaves)
-
-
-def sequence_of(node: Any) -> int:
-    """The number of an autograd node in its thread's order of creation."""
-    return int(node._sequence_nr())
-
-
-def is_leaf_node(node: Any) -> bool:
-    """Whether this node stands for a leaf tensor (``node.variable``); a user's Function can never have this name."""
-    return type(node).__name__ == "AccumulateGrad"
-
-
-def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
-    """The nodes made inside the call that send gradients to its targets: path -> (node, index of its gradient).
-
-    Walks from the outputs' nodes (``roots``) back to what was made before the call.
-    """
-    found: dict[str, list[Edge]] = {}
-    seen: dict[int, Any] = {}
-    stack = [node for node in roots if node is not None]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or id(node) in targets.keep or is_leaf_node(node):
-            continue
-        seen[id(node)] = node  # also keeps the wrapper alive, so that its id stays its own
-        if sequence_of(node) < targets.boundary:
-            continue
-        for index, (below, number) in enumerate(node.next_functions):
-            path = _path_of(below, number, targets)
-            if path is not None:
-                found.setdefault(path, []).append((node, index))
-            elif below is not None:
-                stack.append(below)
-    return found
-
-
-def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    if node is None:
-        return None
-    if is_leaf_node(node):
-        return targets.leaves.get(id(node.variable))
-    if node.name() == "ToCopyBackward0":
-        # Autocast casts a parameter once and shares the cast between all calls: what this call sends to the cast is
-        # its share, what the cast sends on is everybody's.
-        below = node.next_functions[0][0]
-        if below is not None and is_leaf_node(below) and id(below.variable) in targets.leaves:
-            return targets.leaves[id(below.variable)]
-    return targets.edges.get((id(node), number))
-
-
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One output tensor of a call: its gradient's path and what is known of it (``same_as``)."""
 
     path: str
@@ -323,14 +215,22 @@ class _Slots:
     """Taps grouped by the node that feeds them, so that each node gets one hook."""
 
     def __init__(self) -> None:
-        self.nodes: dict[int, tuple[Any, list[tuple[Tap, int]]]] = {}
+        self.nodes: dict[int, tuple[Any, Slots]] = {}
 
     def add(self, node: Any, index: int, tap: Tap) -> None:
-        self.nodes.setdefault(id(node), (node, []))[1].append((tap, index))
+        known = self.nodes.get(id(node))
+        if known is None:
+            self.nodes[id(node)] = (node, [(tap, index)])
+        else:
+            known[1].append((tap, index))
 
 
 def watch_call(
-    ledger: Ledger, place: Place, outputs: Sequence[Output], targets: Targets, common: Mapping[str, Any]
+    ledger: Ledger,
+    place: Place,
+    outputs: Sequence[Output],
+    targets: Targets,
+    common: Mapping[str, Any],
 ) -> None:
     """Set the hooks for one finished call; ``common`` goes into all its records' ``extra``.
 
@@ -338,34 +238,36 @@ def watch_call(
 
     Tensors without a history of their own (leaves) are not outputs to watch.
     """
+    roots = [(output, node) for output in outputs if (node := output.tensor.grad_fn) is not None]
+    used_inside = _find_used_inside(roots, targets.boundary) if len(roots) > 1 else ()
+    tape, shelf = ledger.tape, ledger.tape.find_shelf(place)
     handed_out = _Slots()
-    with_history = [output for output in outputs if output.tensor.grad_fn is not None]
-    used_inside = _find_used_inside(with_history, targets.boundary)
-    for output in with_history:
-        node, number = output.tensor.grad_fn, output.tensor.output_nr
-        passed_on = targets.edges.get((id(node), number))
+    for output, node in roots:
+        number = output.tensor.output_nr
         # made before this call: its gradient is a sum over uses that have nothing to do with this call
-        older = passed_on is not None or sequence_of(node) < targets.boundary
-        extra = {**common, **output.extra, **({"shared": True} if older else {})}
+        older = (id(node), number) in targets.edges or sequence_of(node) < targets.boundary
+        extra = {**common, **output.extra} if common or output.extra else {}
+        if older:
+            extra["shared"] = True
         if output.path in used_inside:
             extra["inside"] = True
-        handed_out.add(node, number, Tap(ledger, place, output.path, extra))
+        handed_out.add(node, number, Tap(tape, shelf, place, output.path, extra))
     consumers = _Slots()
-    for path, edges in find_consumers([output.tensor.grad_fn for output in with_history], targets).items():
-        also = {"also": targets.also[path]} if path in targets.also else {}
-        extra = {**common, "share": True, **also}
-        tap = Tap(ledger, place, path, extra, len(edges), targets.dtypes[path])
+    shares = {**common, "share": True}
+    for path, edges in find_consumers([node for _, node in roots], targets).items():
+        extra = {**shares, "also": targets.also[path]} if path in targets.also else shares
+        tap = Tap(tape, shelf, place, path, extra, len(edges), targets.dtypes[path])
         for node, index in edges:
             consumers.add(node, index, tap)
     ledger.watch_outputs(handed_out.nodes)
     ledger.watch_consumers(consumers.nodes)
 
 
-def _find_used_inside(outputs: Sequence[Output], boundary: int) -> set[str]:
+def _find_used_inside(roots: Sequence[tuple[Output, Any]], boundary: int) -> set[str]:
     """Paths of the outputs from which the same call computes other outputs."""
     edges: dict[tuple[int, int], str] = {}
-    for output in outputs:
-        edges.setdefault((id(output.tensor.grad_fn), output.tensor.output_nr), output.path)
+    for output, node in roots:
+        edges.setdefault((id(node), output.tensor.output_nr), output.path)
     if len(edges) < 2:
         return set()
-    return set(find_consumers([output.tensor.grad_fn for output in outputs], Targets(edges=edges, boundary=boundary)))
+    return set(find_consumers([node for _, node in roots], Targets(edges=edges, boundary=boundary)))

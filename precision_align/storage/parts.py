@@ -18,12 +18,13 @@ from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
 from precision_align.storage.blobs import Blob, require_room
 from precision_align.storage.compression import filter_options
+from precision_align.storage.drafts import DeferredCall, DeferredDraft
 from precision_align.storage.entries import Entry, narrow_words
 from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path
 from precision_align.storage.hashing import DIGEST_KIND, bytes_of, digest_words
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, read_index, strip_payloads
-from precision_align.storage.texts import TextWriter, encode_keys
+from precision_align.storage.texts import Encoder, TextWriter, encode_keys
 
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
 _LIBVER = ("v110", "v110")
@@ -38,11 +39,16 @@ MAX_ROWS = 200_000
 class Part:
     """Collects what belongs into one file of ``folder``; ``note`` is told of rows that no table can hold.
 
-    ``settings``: how it is written. Raises OSError where the disk is full.
+    ``settings``: how it is written; ``encoder``: of texts, shared between files. Raises OSError where the disk is full.
     """
 
     def __init__(
-        self, folder: Path, sequence: int, note: Callable[[str], None], settings: Settings = DEFAULT_SETTINGS
+        self,
+        folder: Path,
+        sequence: int,
+        note: Callable[[str], None],
+        settings: Settings = DEFAULT_SETTINGS,
+        encoder: Encoder | None = None,
     ) -> None:
         self._folder = folder
         self._sequence = sequence
@@ -51,7 +57,7 @@ class Part:
         self._file: Any = None
         self._temporary: Path | None = None
         self._blobs: dict[str, Blob] = {}
-        self._texts = TextWriter()
+        self._texts = TextWriter(encoder)
         self._keys: list[str] = []
         self._index = bytearray()
         self._calls: list[Row] = []
@@ -61,16 +67,17 @@ class Part:
         self._sketch_size = 0
         self._first: int | None = None
         self._last = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Payload bytes so far."""
-        return sum(blob.size for blob in self._blobs.values())
+        self.nbytes = 0  # of payload
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables so far."""
         return len(self._keys) + len(self._calls) + len(self._points)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be added."""
+        return self.nbytes >= self._settings.part_bytes or self.num_rows >= MAX_ROWS
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -79,40 +86,56 @@ class Part:
 
     def add(self, entry: Entry) -> None:
         """Append a record with its payload and sketch."""
-        key = entry.draft.key
+        source = entry.source
+        key = source.key_text if isinstance(source, DeferredDraft) else str(source.key)
         try:
             row = index_row(entry, self._place(entry), self._texts)
         except struct.error:
             self._note(f"a number in the record {key} does not fit into 64 bits: it was left out")
             return
         self._index += row
-        self._keys.append(str(key))
-        self._cover(key.step)
+        self._keys.append(key)
+        step = source.step if isinstance(source, DeferredDraft) else source.key.step
+        if step != self._last or self._first is None:
+            self._cover(step)
 
     def _place(self, entry: Entry) -> Placement:
         if entry.sketch is not None:
             return Placement(sketch_offset=self._place_sketch(entry.sketch), sketch_length=entry.sketch.size)
         if entry.words is None:
             return Placement()
-        narrow, mask = narrow_words(entry.words, entry.draft.stride, entry.digest)
-        data = bytes_of(np.ascontiguousarray(narrow))
-        return Placement(self._blob(narrow.itemsize).append(data, entry.digest), data.size, mask)
+        source, words, mask = entry.source, entry.words, 0
+        stride = source.copy.form.stride if isinstance(source, DeferredDraft) else source.stride
+        if 0 in stride:
+            words, mask = narrow_words(words, stride, entry.digest)
+        if not words.flags.c_contiguous:
+            words = np.ascontiguousarray(words)
+        data, blob = bytes_of(words), self._blob(words.itemsize)
+        before = blob.size
+        start = blob.append(data, entry.digest)
+        self.nbytes += blob.size - before
+        return Placement(start, data.size, mask)
 
     def _blob(self, itemsize: int) -> Blob:
-        codec, reserve = self._settings.compress, self._settings.reserve_free
+        codec = self._settings.compress
         name = layout.name_blob(itemsize) if codec else "blob"
-        if name not in self._blobs and codec:
-            self._blobs[name] = Blob(
-                self._folder,
-                self._open,
-                name=name,
-                itemsize=min(itemsize, 8),
-                filters=filter_options(codec),
-                reserve=reserve,
-            )
-        elif name not in self._blobs:
-            self._blobs[name] = Blob(self._folder, self._open, reserve=reserve)
-        return self._blobs[name]
+        found = self._blobs.get(name)
+        if found is None:
+            found = self._blobs[name] = self._make_blob(name, itemsize, codec)
+        return found
+
+    def _make_blob(self, name: str, itemsize: int, codec: str | None) -> Blob:
+        reserve = self._settings.reserve_free
+        if not codec:
+            return Blob(self._folder, self._open, reserve=reserve)
+        return Blob(
+            self._folder,
+            self._open,
+            name=name,
+            itemsize=min(itemsize, 8),
+            filters=filter_options(codec),
+            reserve=reserve,
+        )
 
     def _place_sketch(self, sketch: Array) -> int:
         # Equal tensors share one sketch object (see Finisher), which this file keeps alive: its id stays unique.
@@ -122,10 +145,11 @@ class Part:
             self._sketch_size += sketch.size
         return self._sketch_places[id(sketch)]
 
-    def add_call(self, call: Call) -> None:
+    def add_call(self, call: Call | DeferredCall) -> None:
         """Append a call."""
-        self._calls.append(call_row(call, self._texts))
-        self._cover(call.step)
+        row = call_row(call, self._texts)
+        self._calls.append(row)
+        self._cover(row[0])
 
     def add_point(self, point: Point) -> None:
         """Append a point of a series."""
@@ -214,6 +238,7 @@ class Part:
         """Go on without the payloads collected so far: their records keep hash and statistics, and get ``reason``."""
         self.abandon()
         self._blobs.clear()
+        self.nbytes = 0
         index = read_index(self._index)
         strip_payloads(index, self._texts.intern(reason))
         self._index = bytearray(index.tobytes())
