@@ -171,11 +171,9 @@ def find_installed() -> dict[str, str]:
     """Versions of torch_npu and CANN on this machine, without importing either; empty where neither is."""
     from importlib import metadata
 
-    found: dict[str, str] = {}
-    with contextlib.suppress(ImportError):  # without torch there is no torch_npu either
-        from precision_align.devices.npu import find_cann_version
+    from precision_align.devices.ascend import find_cann_version
 
-        found["cann"] = find_cann_version()
+    found = {"cann": find_cann_version()}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torch_npu"] = metadata.version("torch_npu")
     return {key: value for key, value in found.items() if value}
