@@ -25,10 +25,10 @@ HEAD = """# Wrong variants: caught / tried
 - Commit: {commit}
 - Date: {date}
 
-A wrong variant is the golden function in float32 with one realistic mistake: a changed line, an argument ignored, an input
-or a result altered. It is caught when a case fails it by its numbers; an exception of its own does not count. A case is
-proved when it catches at least one; cases of layouts, NaN and empty inputs may be proved by mistakes that any kernel can
-make (strides ignored, NaN becoming 0, an early return of another shape).
+A wrong variant is the golden function in float32 with one realistic mistake: a changed line, an argument ignored, an
+input or a result altered. It is caught when a case fails it by its numbers; an exception of its own does not count. A
+case is proved when it catches at least one; cases of layouts, NaN and empty inputs may be proved by mistakes that any
+kernel can make (strides ignored, NaN becoming 0, an early return of another shape).
 
 """
 
