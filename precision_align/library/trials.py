@@ -221,9 +221,21 @@ def _check_layouts(rule: Rule, references: References, compute: Compute, device:
     import torch
 
     findings = _check_layout(rule, references, compute, device, "strided")
-    if any(torch.is_tensor(value) and value.dim() == 4 for value in references.inputs.values()):
+    pictures = any(torch.is_tensor(value) and value.dim() == 4 for value in references.inputs.values())
+    if pictures and _has_channels_last(device):
         findings += _check_layout(rule, references, compute, device, "channels last")
     return findings
+
+
+def _has_channels_last(device: torch.device) -> bool:
+    """Whether the device knows the format; torch_npu refuses it ("only supported contiguous memory format")."""
+    import torch
+
+    try:
+        torch.zeros(1, 2, 2, 2, device=device).contiguous(memory_format=torch.channels_last)
+    except RuntimeError:
+        return False
+    return True
 
 
 _DESCRIBED = {"strided": "that are not contiguous", "channels last": "in the channels-last format"}

@@ -195,7 +195,7 @@ class Stager:
         reason = _obstacle(tensor)
         if reason:
             return describe(tensor, reason=reason)
-        if type(tensor) in _PLAIN_TYPES:
+        if type(tensor) in _PLAIN_TYPES and not tensor.is_nested:
             plain = self._stage_plain(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
@@ -238,7 +238,7 @@ def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
     """
     if type(tensor) is not torch.Tensor or tensor.is_inference() or tensor.is_cpu or tensor.device.type == "meta":
         return None
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     looks = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
     return (tensor._version, tensor.data_ptr(), *looks)

@@ -49,8 +49,8 @@ _MARK_OPEN, _MARK_CLOSE = "\ue000", "\ue001"  # private use: quote() lets none t
 
 def render_html(report: Findings, *, language: str = "en") -> str:
     """The whole page; ``language`` is the one it opens in. Raises Unavailable where jinja2 is not installed."""
-    environment = _build_environment()
-    data = _escape_json({**_pack_page(report), "language": language})
+    environment = build_environment()
+    data = escape_json({**_pack_page(report), "language": language})
     head, body = read_asset("scripts/theme.js"), _join_scripts()
     return environment.get_template("report.html.j2").render(
         report=report,
@@ -66,7 +66,7 @@ def render_html(report: Findings, *, language: str = "en") -> str:
     )
 
 
-def _build_environment() -> Environment:
+def build_environment() -> Environment:
     environment = open_templates()
     environment.globals.update(t=_say_everywhere, sentence=_phrase_everywhere, scope=_name_everywhere, metric=_label)
     environment.filters.update(
@@ -122,7 +122,7 @@ def _make_breakable(text: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 
-def _escape_json(data: Any) -> str:
+def escape_json(data: Any) -> str:
     """JSON that no text in it can end: no <, >, & and no line separators, for a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

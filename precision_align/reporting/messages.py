@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from precision_align.reporting.trainingtexts import TRAINING_SENTENCES
+
 # code -> what to do next (English, Chinese); and the word by which an English message shows that it says so already
 ADVICE = {
     "PA100": ("see --help", "用 --help 查看用法后重试"),
@@ -205,7 +207,7 @@ def advise(code: str, text: str, language: str) -> str:
 
 @lru_cache(maxsize=1)
 def _compile_sentences() -> list[tuple[re.Pattern[str], str]]:
-    return [(_compile(english), chinese) for english, chinese in (*SENTENCES, *REASONS)]
+    return [(_compile(english), chinese) for english, chinese in (*SENTENCES, *REASONS, *TRAINING_SENTENCES)]
 
 
 def _compile(template: str) -> re.Pattern[str]:

@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Union
 
+import h5py  # noqa: F401 (it must be loaded before us: what ends a process runs in reverse order, and its end ends HDF5)
+
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full

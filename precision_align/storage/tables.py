@@ -61,7 +61,7 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     if place.stored is not None:
         flags |= layout.HAS_PAYLOAD
     if place.sketch_length is not None:
-        flags |= layout.HAS_SKETCH
+        flags |= layout.HAS_SAMPLE if entry.tier is Tier.SAMPLE else layout.HAS_SKETCH
     tier = _TIER_NUMBERS[entry.tier]
     head = _HEAD.pack(key.step, key.micro, rank, source.order, code, word, tier, flags, len(shape), place.expanded)
     tail = _TAIL.pack(

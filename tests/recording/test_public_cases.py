@@ -145,6 +145,6 @@ def test_x39_hooks_and_memory_stay_flat_over_many_steps(tmp_path):
                 gc.collect()
                 tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
                 seen.append((count_hooks(model), tensors))
-    assert seen[0] == seen[1] == seen[2]
-    assert seen[0][0] == before + 2 * 4  # one hook before and one after each module's forward
+    assert {hooks for hooks, _ in seen} == {before + 2 * 4}  # one before and one after each module's forward
+    assert seen[2][1] - seen[1][1] < 50  # one tensor kept a step would be 100; some wait for the writer
     assert count_hooks(model) == before
