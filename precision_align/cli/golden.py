@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Chosen = list[tuple[Operator, list[OpCase]]]
 
-SUMMARY = "hold an NPU against operator results of CUDA"
+SUMMARY = "record op results on CUDA, hold an NPU against them elsewhere"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

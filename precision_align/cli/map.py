@@ -1,4 +1,4 @@
-"""``precision-align map``: the operator-mapping table: list, show, check, build, add, diff."""
+"""``precision-align map``: the operator-mapping table: list, show, check, build, add, diff, routes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SUMMARY = "look up what replaces an operator on Ascend and how it differs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``list``, ``show``, ``check``, ``build``, ``add`` and ``diff``."""
-    verbs = parser.add_subparsers(dest="action", required=True, metavar="{list,show,check,build,add,diff}")
+    """``list``, ``show``, ``check``, ``build``, ``add``, ``diff`` and ``routes``."""
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="{list,show,check,build,add,diff,routes}")
     listed = verbs.add_parser("list", help="list all rows, or those of a kind, a status, a torch_npu release")
     listed.add_argument("--kind", help="fused, native, composed, third party, custom kernel needed, ...")
     listed.add_argument("--status", choices=("verified", "unverified"))
@@ -40,7 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("-o", "--output", default="reports", metavar="DIR", help="where to (default: reports)")
     _add_shared(build)
     _add_adding(verbs.add_parser("add", help="add a row to a library of your own, to fill in"))
+    _add_routing(verbs.add_parser("routes", help="record aten -> CANN operators from torch_npu on a stub CANN"))
     _add_diffing(verbs.add_parser("diff", help="what changed between two torch_npu wheels, and the rows it touches"))
+
+
+def _add_routing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("wheel", metavar="DIR", help="folder of pip install --no-deps --target DIR torch_npu==VERSION")
+    parser.add_argument("--soc", default="Ascend910B1", help="the chip's name (default: Ascend910B1)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the routes as JSON")
+    parser.add_argument("--against", metavar="FILE", help="show what differs from routes that were written earlier")
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="machine-readable result")
 
 
 def _add_adding(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where ``check`` found a problem."""
     if arguments.action == "check":
         return _check(arguments)
-    if arguments.action == "add":
-        return _add(arguments)
+    if arguments.action in ("add", "routes"):
+        return _add(arguments) if arguments.action == "add" else _routes(arguments)
     from precision_align.library.loading import load_library
 
     library = load_library(arguments.library)
@@ -220,3 +229,22 @@ def _diff(arguments: argparse.Namespace, library: Library) -> int:
     else:
         print_text(render_diff(diff))
     return 0
+
+
+def _routes(arguments: argparse.Namespace) -> int:
+    from precision_align.library.routing import compare_routes, read_routes, record_routes, render_routes, write_routes
+
+    known = read_routes(arguments.against) if arguments.against else None
+    print_log("torch_npu runs torch's operator table on a stub CANN: about a minute")
+    routes = record_routes(arguments.wheel, arguments.soc)
+    if arguments.output:
+        write_routes(arguments.output, routes)
+    changed = compare_routes(known, routes) if known else {}
+    if arguments.json:
+        print_json({**routes.to_dict(), "changed": changed})
+    elif known:
+        lines = [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
+        print_text("\n".join([f"{len(changed)} overloads ask for other operators", *lines]))
+    else:
+        print_text(render_routes(routes))
+    return 1 if changed else 0

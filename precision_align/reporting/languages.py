@@ -368,7 +368,7 @@ _COMMANDS = {
     "verb.loss": ("find the step where two loss curves part", "找出两条损失曲线分开的步骤"),
     "verb.case": ("test one operator, or all of the library, on a device", "在设备上测试单个或全部算子"),
     "verb.golden": (
-        "hold an NPU against operator results of CUDA",
+        "record op results on CUDA, hold an NPU against them elsewhere",
         "在 CUDA 机器上记录算子结果，并在无 CUDA 的 NPU 机器上比对",
     ),
     "verb.map": ("look up what replaces an operator on Ascend and how it differs", "查询算子在昇腾上的替代实现及差异"),
