@@ -36,7 +36,8 @@ def call_torch(
     """torch.nn.functional.group_norm, then silu, in float32 and back, as CUDA autocast does."""
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     weight, bias = (None if part is None else part.to(wide) for part in (weight, bias))
-    y = torch.nn.functional.group_norm(x.to(wide), groups, weight, bias, eps)
+    # contiguous: the CPU kernel for channels-last takes the variance in one pass, and loses 7e-5 at a mean of 30
+    y = torch.nn.functional.group_norm(x.to(wide).contiguous(), groups, weight, bias, eps)
     return (torch.nn.functional.silu(y) if activation == "silu" else y).to(x.dtype)
 
 
