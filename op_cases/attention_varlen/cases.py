@@ -46,11 +46,12 @@ def call_torch(
         one = [part.to(wide).transpose(0, 1).contiguous() for part in (q[a:b], k[c:d], v[c:d])]
         one[1:] = [part.repeat_interleave(q.shape[1] // k.shape[1], dim=0) for part in one[1:]]
         mask = torch.ones(b - a, d - c, dtype=torch.bool, device=q.device).tril((d - c) - (b - a)) if causal else None
+        dead = torch.zeros(b - a, 1, dtype=torch.bool, device=q.device) if mask is None else ~mask.any(-1, keepdim=True)
+        mask = None if mask is None else mask | dead  # before PyTorch 2.5 such a row is NaN, its gradient too
         if b > a and d > c:
             found = torch.nn.functional.scaled_dot_product_attention(*(part[None] for part in one), mask, scale=scale)[
                 0
             ]
-            dead = torch.zeros_like(found[..., :1], dtype=torch.bool) if mask is None else ~mask.any(-1)[None, :, None]
             parts.append(found.masked_fill(dead, 0.0).transpose(0, 1))
         else:
             parts.append(torch.zeros_like(q[a:b], dtype=wide))

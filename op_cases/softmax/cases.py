@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -18,6 +19,29 @@ def call_torch(x: torch.Tensor, *, dim: int = -1, log: bool = False) -> torch.Te
     """torch.nn.functional.softmax, and log_softmax in float32 (autocast's choice; the CPU kernel rounds its sums)."""
     wide = x if x.dtype == torch.float64 else x.float()
     return torch.nn.functional.log_softmax(wide, dim).to(x.dtype) if log else torch.nn.functional.softmax(x, dim)
+
+
+class Saved(torch.autograd.Function):
+    """Softmax whose gradient comes from the output as it was rounded and saved: what PyTorch's own kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        y = torch.softmax(x.float(), dim).to(x.dtype)
+        ctx.save_for_backward(y)
+        ctx.dim = dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        pulled = gradient.float() * y.float()
+        return (pulled - y.float() * pulled.sum(ctx.dim, keepdim=True)).to(y.dtype), None
+
+
+def compute_saved(x: torch.Tensor, *, dim: int = -1, log: bool = False) -> torch.Tensor:
+    """:class:`Saved`; log-softmax in float32."""
+    result: torch.Tensor = call_torch(x, dim=dim, log=log) if log or x.dim() == 0 else Saved.apply(x, dim)  # type: ignore[no-untyped-call]
+    return result
 
 
 def make_worst(rows: int, size: int, gain: float) -> OpCase:
@@ -74,6 +98,6 @@ OPERATOR = FORMULA.describe(
         "masked rows give zeros": FORMULA.after(lambda y: torch.nan_to_num(y, nan=0.0)),
         "weights below 1e-4 cut": FORMULA.edit("torch.exp(shifted)", "torch.exp(shifted) * (shifted > -9)"),
     },
-    natives=[call_torch],  # softmax's gradient comes from the output that was rounded and saved
+    natives=[compute_saved],
     search=Search(make_worst, {"rows": (1, 8), "size": (1, 200), "gain": (1e-3, 1e3)}),
 )  # fmt: skip

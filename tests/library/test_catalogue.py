@@ -19,7 +19,7 @@ pytest.importorskip("expecttest", reason="torch's catalogue imports it")
 
 from precision_align.library.catalogue import list_catalogue, load_catalogued
 
-SAMPLE = 25
+SAMPLE = 15
 
 
 def test_it_holds_most_of_the_catalogue() -> None:
@@ -42,9 +42,7 @@ def test_a_fixed_sample_passes_on_the_cpu() -> None:
     assert len({result.op for result in report.results}) == SAMPLE
 
 
-@pytest.mark.parametrize(
-    "name", ["opinfo:softmax.with_dtype", "opinfo:mm", "opinfo:nn.functional.gelu", "opinfo:cumsum"]
-)
+@pytest.mark.parametrize("name", ["opinfo:mm", "opinfo:nn.functional.gelu"])
 def test_a_wrong_result_is_caught(name: str) -> None:
     operator = load_catalogued(name, 1)
     run: Any = operator.golden
