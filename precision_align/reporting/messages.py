@@ -29,6 +29,7 @@ ADVICE = {
     ),
     "PA205": ("compare two runs of the same model", "请确认两次运行使用的是同一个模型、并有共同的步骤"),
     "PA206": ("see 'precision-align loss --help'", "请看 precision-align loss --help 中支持的格式"),
+    "PA207": ("name the model with --model, or see docs/recording.md", "用 --model 指明模型，或参阅 docs/recording.md"),
     "PA210": ("free some space, or name another place", "请释放空间，或写到别处"),
     "PA300": ("install it, or choose another", "请安装所缺组件，或换一种方式"),
     "PA999": (
