@@ -27,10 +27,13 @@ class Hit:
 
 
 def parse_python(text: str) -> ast.Module:
-    """Raises SyntaxError, ValueError. Warnings about the user's source (invalid escapes) are none of ours."""
+    """Raises SyntaxError or ValueError. Warnings about the user's source (invalid escapes) are none of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(text)
+        try:
+            return ast.parse(text)
+        except (MemoryError, RecursionError):  # how CPython's parser says that brackets or operators nest too deep
+            raise SyntaxError("nested too deeply for Python's parser") from None
 
 
 def scan_python(tree: ast.Module, index: RuleIndex, local: frozenset[str] = frozenset()) -> list[Hit]:
