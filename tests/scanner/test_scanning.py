@@ -89,6 +89,21 @@ def test_names_that_are_no_text_are_spelled_out(tmp_path: Path) -> None:
     assert json.dumps(build_sarif(report, load_rules()), ensure_ascii=False).encode()
 
 
+def test_what_is_called_through_a_package_finds_its_own_row(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import flash_attn as fa\nimport apex.normalization\nfrom xformers import ops\n"
+        "fa.flash_attn_varlen_func(q)\napex.normalization.FusedRMSNorm(8)\nother.flash_attn_func(q)\n"
+    )
+    report = scan_source(tmp_path, load_rules(), load_library().rows)
+    by_line = {f.line: f for f in report.findings}
+    assert sorted(by_line) == [1, 2, 3]  # the import is the place; uses only say which rows
+    assert by_line[1].name == "flash_attn, flash_attn.flash_attn_varlen_func"
+    rows = {row.id: row.symbols for row in load_library().rows}
+    assert any("flash_attn.flash_attn_varlen_func" in rows[id_] for id_ in by_line[1].rows)
+    assert by_line[1].cover is by_line[2].cover is Cover.TESTED
+    assert not any("flash_attn.flash_attn_func" in rows[id_] for id_ in by_line[1].rows)
+
+
 def test_a_single_file_and_a_missing_one(tree: Path) -> None:
     assert [f.rule for f in scan_tree(tree / "pkg" / "kernel.cu", load_rules()).findings] == ["R198", "R199"]
     with pytest.raises(UsageError, match="does not exist"):
