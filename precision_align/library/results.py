@@ -22,7 +22,7 @@ class CaseResult:
     """The verdict on one (operator, case, dtype, phase).
 
     ``tensor``: the worst output or gradient; ``metrics`` and ``limit``: of that tensor; ``note``: the reason in words
-    and what else was noticed; ``versions``: of everything that took part.
+    and what else was noticed; ``versions``: of everything that took part; ``why``: what the case is there to catch.
     """
 
     op: str
@@ -37,6 +37,7 @@ class CaseResult:
     device: str = ""
     replacement: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def name(self) -> str:
@@ -86,6 +87,7 @@ class CaseReport:
         lines = _align(["case", "dtype", "phase", "status", "z", "rho", "tensor"], map(_row_of, self.results))
         lines += [""] if any(result.status != Status.PASS for result in self.results) else []
         lines += _group_reasons([result for result in self.results if result.status != Status.PASS])
+        lines += _list_aims(self.failures)
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         lines += ["", f"{'passed' if self.passed else 'FAILED'} on {self.device}: {counts or 'no case ran'}"]
         return "\n".join(lines)
@@ -119,6 +121,12 @@ def _group_reasons(results: Sequence[CaseResult]) -> list[str]:
     for result in results:
         groups.setdefault((result.op, _explain(result)), []).append(result)
     return [f"{op}: {_list_subjects(group)}: {reason}" for (op, reason), group in groups.items()]
+
+
+def _list_aims(failures: Sequence[CaseResult]) -> list[str]:
+    """What the cases that failed are there to catch: often the mistake that was made, by name."""
+    aims = dict.fromkeys(f"  {result.name}: {result.why}" for result in failures if result.why)
+    return ["", "what the cases that failed are there to catch:", *aims] if aims else []
 
 
 def _list_subjects(group: Sequence[CaseResult]) -> str:

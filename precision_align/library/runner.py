@@ -218,7 +218,9 @@ def _run_operator(run: _Run, operator: Operator, cases: Sequence[OpCase]) -> Ite
     for case in cases:
         for dtype in case.dtypes:
             for result in run_case(operator, case, dtype, compute, run.place, run.seed, run.backward):
-                yield replace(result, dtype=dtype, device=run.device.name, replacement=name, versions=versions)
+                yield replace(
+                    result, dtype=dtype, device=run.device.name, replacement=name, versions=versions, why=case.why
+                )
 
 
 def run_case(

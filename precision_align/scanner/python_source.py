@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precision_align.scanner.matching import Call, RuleIndex
@@ -27,10 +27,13 @@ class Hit:
 
 
 def parse_python(text: str) -> ast.Module:
-    """Raises SyntaxError, ValueError. Warnings about the user's source (invalid escapes) are none of ours."""
+    """Raises SyntaxError or ValueError. Warnings about the user's source (invalid escapes) are none of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(text)
+        try:
+            return ast.parse(text)
+        except (MemoryError, RecursionError):  # how CPython's parser says that brackets or operators nest too deep
+            raise SyntaxError("nested too deeply for Python's parser") from None
 
 
 def scan_python(tree: ast.Module, index: RuleIndex, local: frozenset[str] = frozenset()) -> list[Hit]:
@@ -97,6 +100,8 @@ class _Scan:
         self.index, self.aliases, self.local = index, aliases, local
         self.hits: list[Hit] = []
         self.explained: set[int] = set()
+        self.imports: dict[str, Hit] = {}  # "import package": full name -> the hit
+        self.uses: set[str] = set()  # full names met that no rule of their own explains
         self.handlers: dict[type[ast.AST], Callable[[Any], None]] = {
             ast.Import: self._see_import,
             ast.ImportFrom: self._see_import_from,
@@ -122,7 +127,17 @@ class _Scan:
                 handler(node)
             if not isinstance(node, ast.Attribute) or id(node) not in self.explained:
                 stack.extend(ast.iter_child_nodes(node))
+        self._name_uses()
         return sorted(self.hits, key=lambda hit: (hit.line, hit.column))
+
+    def _name_uses(self) -> None:
+        """``import flash_attn as fa`` says little: what is called through it goes with it and finds its row."""
+        for use in sorted(self.uses):
+            parts = use.split(".")
+            heads = (".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
+            found = next((self.imports[head] for head in heads if head in self.imports), None)
+            if found is not None:
+                self.hits.append(replace(found, name=use))
 
     def _add(self, rule: Rule | None, node: ast.AST, name: str) -> bool:
         if rule is None:
@@ -137,7 +152,8 @@ class _Scan:
         for alias in node.names:
             if not self._is_local(alias.name):
                 rule = self.index.find_import(alias.name) or self.index.find_name(alias.name)
-                self._add(rule, node, alias.name)
+                if self._add(rule, node, alias.name):
+                    self.imports[alias.name] = self.hits[-1]
 
     def _see_import_from(self, node: ast.ImportFrom) -> None:
         if node.level or not node.module or self._is_local(node.module):
@@ -150,8 +166,8 @@ class _Scan:
         name, imported = resolve(node, self.aliases)
         if imported:
             self.explained.add(id(node))
-            if not self._is_local(name):
-                self._add(self.index.find_name(name), node, name)
+            if not self._is_local(name) and not self._add(self.index.find_name(name), node, name):
+                self.uses.add(name)
             return
         receiver = name.rpartition(".")[0].rpartition(".")[2]
         self._add(self.index.find_attribute(receiver, node.attr), node, node.attr)

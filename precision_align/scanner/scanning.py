@@ -61,17 +61,26 @@ def find_local_packages(root: Path) -> frozenset[str]:
 
 def _read_sources(root: Path, notes: list[str]) -> Iterator[_Source]:
     for path in _list_files(root):
-        name = path.name if root.is_file() else path.relative_to(root).as_posix()
+        name = _spell(path.name if root.is_file() else path.relative_to(root).as_posix())
         kind = classify(name)
         if not kind:
             continue
         try:
+            if not path.is_file():
+                notes.append(f"{name}: not read: not a file, or a link to nothing")
+                continue
             if path.stat().st_size > MAXIMUM_BYTES:
                 notes.append(f"{name}: not read: larger than {MAXIMUM_BYTES >> 20} MiB")
                 continue
             yield _Source(name, kind, path.read_text(encoding="utf-8-sig", errors="replace"))
         except OSError as error:
             notes.append(f"{name}: not read: {error.strerror}")
+
+
+def _spell(name: str) -> str:
+    """A file's name as reports can carry it: bytes that are no UTF-8, and line breaks, are written as escapes."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _list_files(root: Path) -> Iterator[Path]:
@@ -87,7 +96,7 @@ def _scan_source(source: _Source, index: RuleIndex, local: frozenset[str], notes
     if source.kind == PYTHON:
         try:
             hits: Iterable[Hit] = scan_python(parse_python(source.text), index, local)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError) as error:
             notes.append(f"{source.name}: not parsed as Python: {error}")
             return []
     else:
@@ -163,7 +172,7 @@ def _list_uses(source: _Source, changed: Mapping[str, Sequence[str]]) -> list[tu
         return []
     try:
         tree = parse_python(source.text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return []
     aliases = collect_aliases(tree)
     uses = set()

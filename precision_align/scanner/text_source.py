@@ -34,9 +34,10 @@ _BY_NAME = (
     ("pyproject.toml", "requirements"),
     ("setup.cfg", "requirements"),
 )
-# an #include keeps its text; else comments and literals go, line breaks stay
+# An #include keeps its text; else comments and literals go, line breaks stay. What is left open ends with the file or
+# the line: a pattern that needs the end would search for it again from every later beginning.
 _CPP_NOISE = re.compile(
-    r"(?P<include>^[ \t]*\#[ \t]*include[^\n]*)|//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'",
+    r"(?P<include>^[ \t]*\#[ \t]*include[^\n]*)|//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"?|'(?:\\.|[^'\\\n])'",
     re.MULTILINE | re.DOTALL,
 )
 _HASH_COMMENT = re.compile(r"(?:^|(?<=\s))#.*")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from precision_align.library.checking import check_library
+from precision_align.library.evidence import find_stale, read_store, render_store
 from precision_align.library.folders import find_folders
 from precision_align.library.loading import load_library
 from precision_align.library.tables import render_json, render_list, render_markdown, render_row
@@ -53,6 +54,22 @@ def test_texts_of_rows_are_sentences() -> None:
             assert text[-1] in ".?!", (row.id, text)
         assert "  " not in row.function + row.replacement, row.id
         assert row.rule is None or row.rule.reason.endswith("."), row.id
+
+
+def test_evidence_names_a_source_that_a_reader_can_open() -> None:
+    for row in load_library().rows:
+        assert not any("find_string" in entry.where for entry in row.evidence), row.id
+
+
+def test_the_committed_evidence_is_of_every_operator_on_both_devices_and_current() -> None:
+    folders = find_folders()
+    proofs = read_store(REPORTS / "evidence.json")
+    assert find_stale(proofs, folders, {}) == []
+    assert {(p.op, p.device) for p in proofs} >= {
+        (op, d) for op in folders.operators for d in ("cpu", "simulated:none")
+    }
+    assert all(proof.passed and proof.cases == proof.known for proof in proofs)
+    assert (REPORTS / "evidence.md").read_text(encoding="utf-8") == render_store(proofs), "run: map build"
 
 
 def test_the_json_table_holds_every_row_with_its_selectors() -> None:

@@ -231,6 +231,24 @@ def write_cases(folder: Path, text: str, op: str = "twice") -> Path:
     return folder
 
 
+def test_a_failure_says_what_its_case_is_there_to_catch() -> None:
+    """PyTorch's own attention before 2.5 gives NaN where a query sees no key: the report has to say that this is it."""
+
+    def before_2_5(query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> Any:
+        scores = query.float() @ key.float().transpose(-1, -2) / query.shape[-1] ** 0.5
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        return (weights @ value.float()).to(query.dtype)
+
+    right, wrong = (f"attention/mask-{name}" for name in ("bool", "empty-rows"))
+    report = run_cases([right, wrong], replacement=before_2_5, backward=False)
+    assert {result.name for result in report.failures} == {wrong}
+    text = report.render()
+    assert text.count(f"{wrong}: fully masked rows") == 1
+    assert "PyTorch before 2.5" in text
+    assert f"{right}: " not in text
+    assert run_cases(right, replacement=before_2_5).render().count("there to catch") == 0
+
+
 def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     library = write_cases(tmp_path, CASES)
     assert run_cases("*", library=library).passed

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from precision_align.core.terms import Status
 from precision_align.library.cases import OpCase, Operator
 from precision_align.library.folders import find_folders, load_operator
 from precision_align.library.references import References, prepare_references
@@ -43,13 +42,6 @@ class Bench:
         """Everything that is neither pass nor warn."""
         bad = [result for result in self.results(name, compute, skip) if result.status not in GOOD]
         return [f"{r.name} {r.dtype} {r.phase} {r.tensor}: {r.note} {dict(r.metrics)}" for r in bad]
-
-    def catches(self, name: str, compute: Callable[..., Any]) -> list[str]:
-        """The first case that fails the variant by its numbers: an exception of its own does not count."""
-        for result in self.results(name, compute):
-            if result.status in (Status.FAIL, Status.MODE) and not result.note.startswith("raised"):
-                return [f"{result.name} {result.dtype} {result.phase}: {result.note}"]
-        return []
 
     def _run(self, operator: Operator, case: OpCase, dtype: str, compute: Callable[..., Any]) -> list[CaseResult]:
         if case.raises:

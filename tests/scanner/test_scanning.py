@@ -49,6 +49,61 @@ def test_a_tree_is_read_once_and_what_was_not_is_said(tree: Path) -> None:
     assert sum(report.counts.values()) == 5
 
 
+HOSTILE = {
+    "brackets.py": b"x = " + b"(" * 5000 + b")" * 5000,
+    "signs.py": b"x = " + b"-" * 50_000 + b"1\n",  # CPython's parser runs out of memory, it says
+    "chain.py": b"x = a" + b".b" * 20_000,
+    "binary.py": bytes(range(256)) * 64,
+    "latin.py": b'x = "\xe9"\nimport cupy\n',
+    "open.cu": b'"' + b'\\"' * 200_000 + b"\n" + b"/*" * 200_000,  # was searched again from every beginning
+    "bytes.cu": b"// \xff\xfe\ncudaMalloc(x);\n",
+}
+
+
+def test_a_hostile_tree_is_read_to_the_end(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    for name, content in HOSTILE.items():
+        (root / name).write_bytes(content)
+    (root / "loop").symlink_to(".")
+    (root / "nothing.py").symlink_to("nowhere")
+    os.mkfifo(root / "pipe.py")  # reading it would wait for ever
+    report = scan_tree(root, load_rules())
+    refused = {note.partition(":")[0] for note in report.notes}
+    assert refused == {"brackets.py", "signs.py", "chain.py", "binary.py", "nothing.py", "pipe.py"}
+    found = {(f.file, f.line) for f in report.findings}
+    assert {("latin.py", 2), ("bytes.cu", 2)} <= found
+    assert not any(file.startswith("loop") for file, _ in found)
+
+
+def test_names_that_are_no_text_are_spelled_out(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    odd = [b"\xff.py", b"two\nlines.py", "\u00e9.py".encode()]
+    for name in odd:
+        (root / os.fsdecode(name)).write_text("import cupy\n")
+    report = scan_tree(root, load_rules())
+    assert {f.file for f in report.findings} == {"\\xff.py", "two\\nlines.py", "\u00e9.py"}
+    write_baseline(tmp_path / "known.json", report.findings)
+    assert hide_known(report, read_baseline(tmp_path / "known.json")).findings == []
+    assert json.dumps(build_sarif(report, load_rules()), ensure_ascii=False).encode()
+
+
+def test_what_is_called_through_a_package_finds_its_own_row(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import flash_attn as fa\nimport apex.normalization\nfrom xformers import ops\n"
+        "fa.flash_attn_varlen_func(q)\napex.normalization.FusedRMSNorm(8)\nother.flash_attn_func(q)\n"
+    )
+    report = scan_source(tmp_path, load_rules(), load_library().rows)
+    by_line = {f.line: f for f in report.findings}
+    assert sorted(by_line) == [1, 2, 3]  # the import is the place; uses only say which rows
+    assert by_line[1].name == "flash_attn, flash_attn.flash_attn_varlen_func"
+    rows = {row.id: row.symbols for row in load_library().rows}
+    assert any("flash_attn.flash_attn_varlen_func" in rows[id_] for id_ in by_line[1].rows)
+    assert by_line[1].cover is by_line[2].cover is Cover.TESTED
+    assert not any("flash_attn.flash_attn_func" in rows[id_] for id_ in by_line[1].rows)
+
+
 def test_a_single_file_and_a_missing_one(tree: Path) -> None:
     assert [f.rule for f in scan_tree(tree / "pkg" / "kernel.cu", load_rules()).findings] == ["R198", "R199"]
     with pytest.raises(UsageError, match="does not exist"):
