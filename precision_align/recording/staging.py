@@ -275,7 +275,7 @@ def _obstacle(tensor: torch.Tensor) -> str:
 def _last_byte(tensor: torch.Tensor) -> int:
     """How many bytes of its storage a strided tensor with elements reaches over."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def _has_default_dispatch(kind: type) -> bool:

@@ -109,6 +109,7 @@ class Hdf5Sink:
         self._pending: _EndStep | None = None
         self._closed = False
         self._stalled = False
+        self._forced_bytes = 0  # of what was queued without room since the last stall began
         self._process = os.getpid()
         self._write_run(closed=False)
         self._limit = settings.staging_bytes
@@ -122,7 +123,7 @@ class Hdf5Sink:
         if not self._accepts():
             return
         if self._queue.put(items, nbytes + _RECORD_BYTES * len(items), self._patience):
-            self._stalled = False
+            self._stalled, self._forced_bytes = False, 0
             return
         self._stalled = True
         for item in items:
@@ -137,7 +138,7 @@ class Hdf5Sink:
             return
         nbytes = 0 if draft.words is None else draft.words.nbytes
         if self._queue.put(draft, nbytes + _RECORD_BYTES, self._patience):
-            self._stalled = False
+            self._stalled, self._forced_bytes = False, 0
             return
         self._stalled = True
         self._reduce(draft)
@@ -156,10 +157,12 @@ class Hdf5Sink:
         if entry.words is not None:  # so small that it would have been kept whole
             entry = entry.without_payload(_SLOW)
         nbytes = _RECORD_BYTES + (0 if entry.sketch is None else entry.sketch.nbytes)
-        if self._queue.nbytes + nbytes > 2 * self._limit + _RECORD_BYTES:
+        # not by what is queued: that may be one tensor larger than the limit, and would leave no place for any sketch
+        if self._forced_bytes + nbytes > self._limit + _RECORD_BYTES:
             step = draft.record.key.step
             self._notes.add_loss(step, step, 1, "the disk stood still and no memory was left")
         else:
+            self._forced_bytes += nbytes
             self._queue.force(entry, nbytes)
 
     def put_call(self, call: Call) -> None:
