@@ -28,7 +28,7 @@ Everything after -- is the script and its own arguments, or -m MODULE and its ar
   {PROGRAM} capture -o runs/reference --steps 0-3 -- train.py --epochs 1
   torchrun --nproc-per-node 2 --no-python {PROGRAM} capture -o runs/ddp -- train.py
 The script runs as it would by itself; what it prints and its exit status stay its own.
-Exit status: the script's; 3 where it ended well but nothing was captured.
+Exit status: the script's; 3 where it ended well but nothing was captured, or nothing could be written.
 """
 
 
@@ -265,8 +265,9 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
     for note in recorder.notes:
         if note != recorder.emptiness:
             print_log(f"note: {note}")
-    if recorder.emptiness:
-        print_log(f"error {NothingCaptured(f'nothing was captured: {recorder.emptiness}')}")
+    missing = recorder.emptiness or recorder.lost
+    if missing:
+        print_log(f"error {NothingCaptured(f'nothing was captured: {missing}')}")
         return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
     print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")

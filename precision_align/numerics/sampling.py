@@ -35,7 +35,8 @@ def sample(words: Array, dtype: Dtype) -> Array:
     numbers = widen(taken, dtype)
     if dtype.kind == "complex":
         return np.concatenate([numbers.real, numbers.imag]).astype(np.float64)
-    return np.asarray(numbers, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return np.asarray(numbers, dtype=np.float64)
 
 
 def _take(words: Array, places: Array) -> Array:

@@ -77,6 +77,11 @@ class Recorder:
         return tuple(self._tape.notes)
 
     @property
+    def lost(self) -> str:
+        """Why nothing of what was recorded could be written; known when the session has ended."""
+        return self._tape.lost
+
+    @property
     def num_records(self) -> int:
         """How many tensors were recorded so far."""
         return self._tape.num_records
@@ -119,6 +124,8 @@ class Recorder:
             warnings.warn(f"the dump could not be closed properly: {problem}", RuntimeWarning, stacklevel=2)
         if self.emptiness and error is None:
             raise NothingCaptured(f"nothing was captured: {self.emptiness}")
+        if self.lost:  # no error: what the program does next, such as saving its weights, must still be done
+            warnings.warn(f"the dump holds no tensors: {self.lost}", RuntimeWarning, stacklevel=2)
 
     def _close(self) -> None:
         try:
@@ -165,6 +172,9 @@ class Recorder:
         self._explicit = True
         try:
             yield self
+        except Exception as error:  # whoever catches it goes on with the next step
+            self._tape.note(f"step {self._tape.clock.step} ended with {type(error).__name__}: it is not whole")
+            raise
         finally:
             self._explicit = False
             self._end_step()

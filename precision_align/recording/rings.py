@@ -97,6 +97,16 @@ class RingSink:
         """Notes go through."""
         self._sink.note(text)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Those of the sink behind."""
+        return tuple(getattr(self._sink, "notes", ()))
+
+    @property
+    def lost(self) -> str:
+        """As the sink behind."""
+        return str(getattr(self._sink, "lost", ""))
+
     def end_step(self, step: int) -> None:
         """Ask the trigger; write, or go round."""
         self._running.number = step

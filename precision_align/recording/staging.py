@@ -27,6 +27,8 @@ from precision_align.storage.settings import default_staging_bytes
 REUSED_BYTES = 1 << 28
 # A step of a model with many small tensors sees some thousands; beyond, the oldest go.
 REUSED_COPIES = 1 << 14
+# Forms of tensors, about 1 KB each: those of a step. A run with batches of many lengths has ever new ones.
+KNOWN_FORMS = 1 << 14
 # Of copies from a device only the last ones: they are reused at once or not at all.
 REUSED_ON_DEVICE = 32
 # Storages that were freed (FSDP) have data pointers near zero: offsets without a base. What lies below this is looked
@@ -141,11 +143,16 @@ class Stager:
         try:
             form = self._forms[looks]
         except KeyError:
+            if len(self._forms) >= KNOWN_FORMS:
+                self._forms.clear()
             form = self._forms[looks] = _make_form(tensor)
         pointer = tensor.data_ptr()
         if form is None or pointer < _LOWEST_ADDRESS or (form.dtype[0] == "c" and tensor.is_conj()):
             return None
         nbytes = form.nbytes
+        storage = tensor.untyped_storage()
+        if pointer + nbytes > storage.data_ptr() + storage.nbytes():  # made smaller meanwhile: not ours to read
+            return None
         known = self._copies.get(pointer)
         if known is not None:
             if known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
@@ -254,13 +261,21 @@ def _obstacle(tensor: torch.Tensor) -> str:
         return "a meta tensor has no values"
     if _is_transformed(tensor):
         return "inside a torch.func transform"
-    if tensor.layout is _STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.untyped_storage().nbytes():
-        return "its memory was freed"
+    if tensor.layout is _STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.is_nested:
+        there = tensor.untyped_storage().nbytes()
+        if there < _last_byte(tensor):  # torch itself reads on behind the end
+            return "its memory was made smaller than the tensor" if there else "its memory was freed"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph capture"
     if kind not in _PLAIN_TYPES and not _has_default_dispatch(kind) and layout_of(tensor) != "jagged":
         return f"a tensor of class {kind.__name__}, which may hold its values elsewhere"
     return ""
+
+
+def _last_byte(tensor: torch.Tensor) -> int:
+    """How many bytes of its storage a strided tensor with elements reaches over."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def _has_default_dispatch(kind: type) -> bool:

@@ -99,7 +99,7 @@ class Shelf:
 class Tape:
     """Hands drafts, calls and points to the sink, in the order of one session-wide counter.
 
-    ``num_calls``: so far, but for those of optimizers.
+    ``num_calls``: so far, but for those of optimizers; ``lost``: why the sink, now closed, could write nothing at all.
 
     Methods may be called from any thread (autograd runs hooks on its device threads). What a record has in common with
     that of other steps is made once (:class:`~precision_align.storage.drafts.Slot`), and records go to the sink in
@@ -114,6 +114,7 @@ class Tape:
     budget: Optional[Budget] = None
     num_records: int = 0
     num_calls: int = 0
+    lost: str = ""
     _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
@@ -241,6 +242,9 @@ class Tape:
             self._hand_on()
             self._stager.release()
             self.sink.close(info)
+            told = getattr(self.sink, "notes", ())  # what the sink itself could not do
+            self.notes.extend(note for note in told if note not in self.notes)
+            self.lost = str(getattr(self.sink, "lost", ""))
 
     def release(self) -> None:
         """Steps that are not recorded follow: the memory for copies is not needed for now."""

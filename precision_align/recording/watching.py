@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -94,7 +95,9 @@ class Watch:
     def __exit__(self, *error: Any) -> Optional[bool]:
         self._stop_waiting()
         try:
-            self._session.__exit__(*error)
+            with warnings.catch_warnings():  # the report at the program's end says it
+                warnings.filterwarnings("ignore", message="the dump holds no tensors", category=RuntimeWarning)
+                self._session.__exit__(*error)
         finally:
             self._stack.close()
         return None

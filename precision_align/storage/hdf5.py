@@ -98,7 +98,7 @@ class Hdf5Sink:
         self._folder = start.folder
         self._info = info
         self._settings = settings
-        self._sequence = start.sequence
+        self._sequence = self._first_sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
         self._finisher, self._encoder = Finisher(), Encoder()
@@ -109,6 +109,7 @@ class Hdf5Sink:
         self._pending: _EndStep | None = None
         self._closed = False
         self._stalled = False
+        self._forced_bytes = 0  # of what was queued without room since the last stall began
         self._process = os.getpid()
         self._write_run(closed=False)
         self._limit = settings.staging_bytes
@@ -122,7 +123,7 @@ class Hdf5Sink:
         if not self._accepts():
             return
         if self._queue.put(items, nbytes + _RECORD_BYTES * len(items), self._patience):
-            self._stalled = False
+            self._stalled, self._forced_bytes = False, 0
             return
         self._stalled = True
         for item in items:
@@ -137,7 +138,7 @@ class Hdf5Sink:
             return
         nbytes = 0 if draft.words is None else draft.words.nbytes
         if self._queue.put(draft, nbytes + _RECORD_BYTES, self._patience):
-            self._stalled = False
+            self._stalled, self._forced_bytes = False, 0
             return
         self._stalled = True
         self._reduce(draft)
@@ -156,10 +157,12 @@ class Hdf5Sink:
         if entry.words is not None:  # so small that it would have been kept whole
             entry = entry.without_payload(_SLOW)
         nbytes = _RECORD_BYTES + (0 if entry.sketch is None else entry.sketch.nbytes)
-        if self._queue.nbytes + nbytes > 2 * self._limit + _RECORD_BYTES:
+        # not by what is queued: that may be one tensor larger than the limit, and would leave no place for any sketch
+        if self._forced_bytes + nbytes > self._limit + _RECORD_BYTES:
             step = draft.record.key.step
             self._notes.add_loss(step, step, 1, "the disk stood still and no memory was left")
         else:
+            self._forced_bytes += nbytes
             self._queue.force(entry, nbytes)
 
     def put_call(self, call: Call) -> None:
@@ -174,6 +177,16 @@ class Hdf5Sink:
     def note(self, text: str) -> None:
         """Remember something that was not recorded; it goes into every file from here on."""
         self._notes.add(text)
+
+    @property
+    def notes(self) -> list[str]:
+        """All notes so far, the writer's own included."""
+        return self._notes.texts()
+
+    @property
+    def lost(self) -> str:
+        """Why not one file could be written though there was something to write, or nothing."""
+        return self._notes.loss if self._sequence == self._first_sequence else ""
 
     def end_step(self, step: int) -> None:
         """All of this step was handed over; returns when every earlier step is on disk, or after ``wait_seconds``."""
@@ -241,7 +254,7 @@ class Hdf5Sink:
         try:
             self._take(item)
         except Exception as error:  # kept for the reader of the dump: the training must go on
-            self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
+            self._excuse(item, error)
         finally:
             if isinstance(item, _EndStep):
                 item.done.set()
@@ -251,7 +264,7 @@ class Hdf5Sink:
     def _take(self, item: _Item) -> None:
         if isinstance(item, list):
             for one in item:
-                self._add(one)
+                self._add_guarded(one)
         elif isinstance(item, _EndStep):
             self._points = [value for value in self._points if self._part is not None or not value.saved]
             if item.last and self._points:
@@ -261,6 +274,16 @@ class Hdf5Sink:
             self._points.append(item)
         else:
             self._add(item)
+
+    def _excuse(self, item: Any, error: Exception) -> None:
+        self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
+
+    def _add_guarded(self, item: Item) -> None:
+        """One of several: what is wrong with it costs none of those behind it."""
+        try:
+            self._add(item)
+        except Exception as error:
+            self._excuse(item, error)
 
     def _add(self, item: Any) -> None:
         part = self._part
@@ -290,10 +313,11 @@ class Hdf5Sink:
         Trying again would fill whatever room comes free, which the training needs for its checkpoints.
         """
         reason = _FULL if is_disk_full(error) else f"the payload could not be written: {error}"
-        if is_disk_full(error):
-            self._finisher.payloads, self._finisher.reason = False, _FULL
         first, last = part.steps
-        self._notes.add(f"{reason} (steps {first} to {last}; {error})")
+        if self._finisher.payloads or reason is not _FULL:  # once: from then on no payload comes
+            self._notes.add(f"{reason} (steps {first} to {last}; {error})")
+        if reason is _FULL:
+            self._finisher.payloads, self._finisher.reason = False, _FULL
         part.drop_payloads(reason)
         return reason
 
@@ -328,7 +352,7 @@ class Hdf5Sink:
         self._notes.add_loss(*part.steps, part.num_rows, str(error).split("\n")[0])
 
 
-def _describe(item: _Item) -> str:
+def _describe(item: Any) -> str:
     return str(item.record.key) if isinstance(item, (Draft, DeferredDraft)) else type(item).__name__
 
 

@@ -34,13 +34,24 @@ class Notebook:
             before = self._lost or (first, last, 0, cause)
             self._lost = (min(before[0], first), max(before[1], last), before[2] + rows, before[3])
 
+    @property
+    def loss(self) -> str:
+        """What :meth:`add_loss` was told, or nothing."""
+        with self._lock:
+            return self._describe_loss()
+
+    def _describe_loss(self) -> str:
+        if self._lost is None:
+            return ""
+        first, last, rows, cause = self._lost
+        return f"{rows} records of steps {first} to {last} could not be written and are lost: {cause}"
+
     def texts(self) -> list[str]:
         """All notes."""
         with self._lock:
             texts = list(self._notes)
             if self._lost is not None:
-                first, last, rows, cause = self._lost
-                texts.append(f"{rows} records of steps {first} to {last} could not be written and are lost: {cause}")
+                texts.append(self._describe_loss())
             if self._more:
                 texts.append(f"{self._more} more notes were not kept")
             return texts

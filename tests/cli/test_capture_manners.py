@@ -43,6 +43,16 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+def test_a_dump_that_could_not_be_written_is_an_error_and_the_script_goes_on(tmp_path: Path, script: Path) -> None:
+    done = run(tmp_path, "capture", "-o", "d", "--reserve-free", "900000GB", "--", script.name)
+    assert "finished" in done.stdout
+    assert done.returncode == 3
+    assert "PA207" in done.stderr
+    assert "records of steps 0 to 5 could not be written and are lost" in done.stderr
+    assert done.stderr.count("the disk is full") == 1
+    assert "tensors\n" not in done.stderr  # nothing was recorded: no number of tensors
+
+
 def test_a_dry_run_writes_nothing_and_ends_early(tmp_path: Path, script: Path) -> None:
     done = run(tmp_path, "capture", "-o", "d", "--dry-run", "--", script.name)
     assert done.returncode == 0, done.stderr

@@ -60,3 +60,10 @@ def test_a_run_of_neighbours_is_always_seen():
     length = 2 * size // SAMPLES
     starts = np.random.default_rng(3).integers(0, size - length, 500)
     assert all(((places >= start) & (places < start + length)).any() for start in starts)
+
+
+def test_a_signalling_nan_is_sampled_without_a_warning() -> None:
+    words = np.array([0x7FA00000, 0x3F800000], np.uint32).view(np.float32)
+    found = sample(words, DTYPES["float32"])
+    assert np.isnan(found[0])
+    assert found[1] == 1.0

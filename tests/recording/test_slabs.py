@@ -82,6 +82,31 @@ def test_a_freed_storage_has_a_reason(part):
     assert staged.reason == "its memory was freed"
 
 
+def test_ever_new_shapes_take_no_ever_more_memory(monkeypatch):
+    monkeypatch.setattr(staging, "KNOWN_FORMS", 10)
+    stager = Stager()
+    for count in range(1, 50):
+        assert stager.stage(torch.ones(count)).shape == (count,)
+        assert len(stager._forms) <= 10
+
+
+@pytest.mark.parametrize("change", [lambda whole: whole, lambda whole: whole[::2], lambda whole: whole[9 << 20 :]])
+def test_a_tensor_that_reaches_beyond_its_memory_is_never_read(change):
+    whole = torch.zeros(10 << 20)
+    view = change(whole)
+    whole.untyped_storage().resize_(64)  # reading on behind the end would end the process
+    staged = Stager().stage(view)
+    assert staged.words is None
+    assert staged.reason == "its memory was made smaller than the tensor"
+
+
+def test_a_view_that_ends_where_a_smaller_memory_ends_is_kept():
+    whole = torch.arange(100.0)
+    view = whole[6:16]
+    whole.untyped_storage().resize_(64)
+    assert Stager().stage(view).words.view(np.float32).tolist() == list(range(6, 16))
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "complex64", "bool"])
 def test_tensors_in_another_order_are_copied_into_slabs_too(name):
     tensor = torch.randn(3, 4, 5, 6).to(getattr(torch, name)).to(memory_format=torch.channels_last)

@@ -90,6 +90,22 @@ def test_space_that_was_reserved_stays_free(tmp_path: Path, make_info: Any, make
         assert len(dump.series) == 2
 
 
+def test_a_tensor_beyond_the_limit_leaves_room_for_what_little_is_kept_of_those_behind_it(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving, real = threading.Event(), Blob._spill
+    monkeypatch.setattr(Blob, "_spill", lambda self, chunk: moving.wait() and real(self, chunk))
+    sink = Hdf5Sink(tmp_path / "d", make_info(), settings=Settings(queue_bytes=1 << 20, wait_seconds=0.05))
+    sink.put(make_draft(np.zeros(1 << 20, np.float32), key={"call": 0}, order=0))  # 4 MB: it is alone, and may pass
+    for number in range(1, 6):
+        sink.put(make_draft(np.full(9, number, np.float32), key={"call": number}, order=number))
+    moving.set()
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert [record.key.call for record in dump.records] == list(range(6))
+        assert all(record.digest and record.statistics for record in dump.records)
+
+
 def test_a_disk_that_stands_still_costs_payloads_and_little_time(
     tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

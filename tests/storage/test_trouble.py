@@ -396,3 +396,23 @@ def test_many_threads_put_at_once(tmp_path: Path, make_info: Any, make_draft: An
         for record in dump.records:
             expected = int(record.key.scope[6:]) * 1000 + record.key.call
             assert dump.payload(record.key).tolist() == [expected] * 100
+
+
+def test_what_is_wrong_with_one_item_costs_none_of_those_that_came_with_it(
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Part.add
+
+    def add(part: Part, entry: Any) -> None:
+        if entry.draft.key.call == 1:
+            raise ValueError("a fault of ours")
+        real(part, entry)
+
+    monkeypatch.setattr(Part, "add", add)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    drafts = [make_draft(np.full(5, n, np.float32), key={"call": n}, order=n) for n in range(4)]
+    sink.put_many(drafts, 80)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert [record.key.call for record in dump.records] == [0, 2, 3]
+        assert any("a fault of ours" in note and str(drafts[1].record.key) in note for note in dump.notes)
