@@ -18,14 +18,15 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "devices")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "devices"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import test_profile_drills as profiles
 
 from precision_align.demo.drills import DRILLS, run_drill
 from precision_align.devices.simulated import install_simulated, set_profile
 
+ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("lockstep", "dumps")
 Row = tuple[str, str, list[bool]]
 
