@@ -55,7 +55,7 @@ def tabulate(title: str, second: str, rows: list[Row]) -> list[str]:
     lines = [f"## {title}: {right} of {len(rows) * len(WAYS)} runs as predicted", ""]
     lines += [f"| name | {second} | {' | '.join(WAYS)} |", "| --- | --- | --- | --- |"]
     for name, text, found in rows:
-        lines.append(f"| {name} | `{text}` | {' | '.join('found' if one else 'MISSED' for one in found)} |")
+        lines.append(f"| {name} | `{text}` | {' | '.join('yes' if one else 'NO' for one in found)} |")
     return [*lines, ""]
 
 
@@ -73,6 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", type=Path, help="the report")
     target = parser.parse_args().write
+    commit = read_commit()
     torch.set_num_threads(1)
     install_simulated("none")  # before the first backward pass of this process
     with TemporaryDirectory() as place:
@@ -83,7 +84,7 @@ def main() -> int:
         "",
         "- Command: `python tests/benchmarks/drills.py --write reports/benchmarks/drills.md`",
         f"- The simulated NPU, emulated, not Ascend; torch {torch.__version__}",
-        f"- Commit: {read_commit()}; {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        f"- Commit: {commit}; {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         "",
     ]
     lines = [*head, *tabulate("Faults", "fault", faults), *tabulate("Profiles", "first divergence", arithmetic)]
