@@ -42,8 +42,7 @@ def call_torch(
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     ends_q, ends_k, parts = starts_q.tolist(), starts_k.tolist(), []
     for a, b, c, d in zip(ends_q, ends_q[1:], ends_k, ends_k[1:]):
-        # contiguous: the simulated device's operator misreads some other strides
-        one = [part.to(wide).transpose(0, 1).contiguous() for part in (q[a:b], k[c:d], v[c:d])]
+        one = [part.to(wide).transpose(0, 1) for part in (q[a:b], k[c:d], v[c:d])]
         one[1:] = [part.repeat_interleave(q.shape[1] // k.shape[1], dim=0) for part in one[1:]]
         mask = torch.ones(b - a, d - c, dtype=torch.bool, device=q.device).tril((d - c) - (b - a)) if causal else None
         dead = torch.zeros(b - a, 1, dtype=torch.bool, device=q.device) if mask is None else ~mask.any(-1, keepdim=True)

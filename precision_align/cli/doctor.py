@@ -47,13 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     if text:
         versions.update(parse_board(run_tool("npu-smi", "info", "-t", "board", "-i", "0")))
     found = examine(versions, arguments.device or [], parse_table(text))
-    if arguments.lock:
+    launched = find_launched(os.environ)
+    speaks = launched is None or launched.rank == 0  # one rank writes: the paths may be on a disk that all share
+    if arguments.lock and speaks:
         from precision_align.doctor.locks import write_lock
 
         write_lock(arguments.lock, found.facts)
         print_log(f"saved {arguments.lock}")
     sections = {"": found.checks}
-    launched = find_launched(os.environ)
     if launched is not None:
         sections["between the ranks"] = _compare_ranks(found, launched)
     if arguments.against:
@@ -61,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         sections[f"since {arguments.against}"] = compare_facts(read_lock(arguments.against), found.facts)
     if arguments.self_test:
-        sections["self-test"] = _test_itself(arguments.self_test, arguments.device or [], found)
-    if launched is None or launched.rank == 0:
+        sections["self-test"] = _test_itself(arguments.self_test, arguments.device or [], found, keep=speaks)
+    if speaks:
         _show(versions, sections, arguments.json)
     changed = any(check.status != "ok" for check in sections.get(f"since {arguments.against}", []))
     return 0 if is_healthy([check for checks in sections.values() for check in checks]) and not changed else 1
@@ -75,11 +76,12 @@ def _compare_ranks(found: Examination, launched: Any) -> list[Check]:
     return [*collectives, *(compare_ranks(reports) if len(reports) > 1 else [])]
 
 
-def _test_itself(path: Path, wanted: Sequence[str], found: Examination) -> list[Check]:
+def _test_itself(path: Path, wanted: Sequence[str], found: Examination, *, keep: bool) -> list[Check]:
     from precision_align.doctor.selftest import choose_devices, run_suites, save_outcomes, summarise
 
     outcomes = run_suites(choose_devices(wanted), print_log)
-    save_outcomes(path, outcomes, found.facts)
+    if keep:
+        save_outcomes(path, outcomes, found.facts)
     return summarise(outcomes, path)
 
 

@@ -74,7 +74,7 @@ class Drill:
         first = self.report.first
         place = "nothing" if first is None else f"{first.scope or '(root)'}, {first.phase}"
         wanted = f"{self.fault.module or '(root)'}, {self.fault.effective_phase}"
-        verdict = "found" if self.found else f"MISSED, expected {wanted}"
+        verdict = "found" if self.found else f"MISSED, expected {wanted}" if self.fired else f"NEVER ACTED in {wanted}"
         return f"{self.name} ({self.way}): {KINDS[self.fault.kind].meaning}: {place}: {verdict}"
 
 

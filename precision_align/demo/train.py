@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import precision_align
+from precision_align.core.errors import UsageError
 from precision_align.demo.model import build_model
 from precision_align.demo.text import draw_batches, load_text
 
@@ -57,7 +58,7 @@ def train(settings: Settings, report: Callable[[int, float], None] | None = None
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / settings.warmup))
     batches = draw_batches(load_text(), settings.batch, settings.length, settings.seed)
     losses = []
-    with break_model(model, settings.fault), open_recorder(model, optimizer, settings) as recorder:
+    with break_model(model, settings.fault) as injection, open_recorder(model, optimizer, settings) as recorder:
         for step, (tokens, targets) in zip(range(settings.steps), batches):
             with recorder.step() if recorder else nullcontext():
                 loss = model(tokens.to(device), targets.to(device))
@@ -68,6 +69,11 @@ def train(settings: Settings, report: Callable[[int, float], None] | None = None
             losses.append(loss.item())
             if report:
                 report(step, losses[-1])
+    if injection is not None and not injection.fired:
+        raise UsageError(
+            f"The fault {settings.fault} never acted in {settings.steps} steps: no call of that module fits its "
+            "operator, phase and call number. Leave the operator out, or see `precision-align demo --fault list`."
+        )
     return model, losses
 
 

@@ -63,6 +63,11 @@ def parse_table(text: str) -> Table:
     return Table(version.group(1) if version else "", tuple(chips), tuple(processes))
 
 
+_NO_CHIP = "on an Ascend host: install the driver, pass /dev/davinci* into the container, put npu-smi on PATH"
+_UNKNOWN_PART = "look the part up with its vendor: it may be for training or for inference"
+_INFERENCE = "compare inference here, and train on a training part such as 910B"
+
+
 def find_use(name: str) -> str:
     """ "training", "inference", ... of a part such as "910B3" or "Ascend310P3"; "" for an unknown one."""
     part = re.sub(r"(?i)^ascend", "", name).upper()
@@ -73,7 +78,7 @@ def find_use(name: str) -> str:
 def check_chips(table: Table, count: int | None) -> list[Check]:
     """Health, sort and number of the chips. ``count``: devices that torch sees, None where it was not asked."""
     if not table.chips:
-        return [Check("npu-smi", ABSENT, "not found, or it lists no chip")]
+        return [Check("npu-smi", ABSENT, "not found, or it lists no chip", _NO_CHIP)]
     sick = [f"NPU {chip.npu}: {chip.health}" for chip in table.chips if chip.health != "OK"]
     names = ", ".join(f"{number} x {name}" for name, number in Counter(chip.name for chip in table.chips).items())
     text = f"{names}, npu-smi {table.version}"
@@ -90,9 +95,9 @@ def check_chips(table: Table, count: int | None) -> list[Check]:
 def _check_use(name: str) -> Check:
     use = find_use(name)
     if not use:
-        return Check(f"chip {name}", NOTE, "not in the list of known parts")
+        return Check(f"chip {name}", NOTE, "not in the list of known parts", _UNKNOWN_PART)
     if use == "inference":
-        return Check(f"chip {name}", NOTE, "an inference part: training is not supported on it")
+        return Check(f"chip {name}", NOTE, "an inference part: training is not supported on it", _INFERENCE)
     return Check(f"chip {name}", GOOD, f"a part for {use}")
 
 

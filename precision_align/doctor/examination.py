@@ -60,8 +60,9 @@ def examine(versions: Mapping[str, str], wanted: Sequence[str], table: Table) ->
     has_torch = done.checks[-1].status in (GOOD, NOTE)
     done.checks += check_compatibility(versions)
     if has_torch:
+        missing = {"npu": _rate_missing_npu(versions, table), **dict.fromkeys(wanted, BAD)}
         for name in [*DEVICES, *(name for name in wanted if name not in DEVICES)]:
-            done.checks += _examine_device(name, name in wanted, done.facts)
+            done.checks += _examine_device(name, missing.get(name, ABSENT), done.facts)
     else:
         done.checks += [Check(f"device {name}", BAD, "cannot be used without torch") for name in wanted]
     done.checks += check_chips(table, _count_npus(done.facts))
@@ -78,6 +79,11 @@ def _describe_chips(table: Table) -> str:
     return ", ".join(f"{chip.npu}.{chip.chip} {chip.name}" for chip in table.chips)
 
 
+def _rate_missing_npu(versions: Mapping[str, str], table: Table) -> str:
+    """Chips that torch cannot use are an error; a torch_npu that does not load may be left out on purpose."""
+    return BAD if table.chips else NOTE if versions.get("torch_npu") else ABSENT
+
+
 def _count_npus(facts: Mapping[str, Mapping[str, str]]) -> int | None:
     known = facts.get("device npu", {}).get("count")
     return None if known is None else int(known)
@@ -85,17 +91,19 @@ def _count_npus(facts: Mapping[str, Mapping[str, str]]) -> int | None:
 
 def check_device(name: str, wanted: bool) -> list[Check]:
     """Is it there, does it compute, is it set to compute the same twice? ``wanted``: its absence is an error."""
-    return _examine_device(name, wanted, {})
+    return _examine_device(name, BAD if wanted else ABSENT, {})
 
 
-def _examine_device(name: str, wanted: bool, facts: dict[str, dict[str, str]]) -> list[Check]:
+def _examine_device(name: str, missing: str, facts: dict[str, dict[str, str]]) -> list[Check]:
+    """``missing``: the status where the device is not there."""
     from precision_align.devices.selection import open_device
 
     label = f"device {name}"
     try:
         device = open_device(name)
     except Unavailable as error:
-        return [Check(label, BAD if wanted else ABSENT, str(error).partition("] ")[2])]
+        advice = "" if missing == ABSENT else "do what the line says, or it stays unused"
+        return [Check(label, missing, str(error).partition("] ")[2], advice)]
     places = list_places(device.kind)
     advice = "the device does not work from torch: check its driver and versions"
     checks = [Check(label, GOOD, device.describe())]

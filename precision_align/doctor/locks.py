@@ -37,7 +37,8 @@ def _quote(text: str) -> str:
 def read_lock(path: Path) -> Facts:
     """The facts of a lock. Raises RuleError where it is no TOML and UsageError where it is no lock."""
     table = parse_toml(path, "environment lock")
-    if not all(isinstance(section, dict) for section in table.values()):
+    # every lock has versions, if only Python's; without them each fact of today would read as new
+    if not table.get("versions") or not all(isinstance(section, dict) for section in table.values()):
         raise UsageError(f"{path} is not an environment lock: write one with `precision-align doctor --lock FILE`")
     return {name: {key: str(value) for key, value in section.items()} for name, section in table.items()}
 

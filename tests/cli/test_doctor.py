@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,42 @@ def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sort (RuntimeError: no kernel)" in found[BAD]
     assert "exp (1e-04)" in found[NOTE]
     assert "gelu" not in found[GOOD]
+
+
+def list_chips(folder: Path) -> None:
+    """An npu-smi that lists one chip."""
+    tool = folder / "npu-smi"
+    tool.write_text(
+        "#!/bin/sh\necho '| npu-smi 24.1.1 |'\necho '| 0     910B3    | OK | 88.2   30   0 / 0 |'\n"
+        "echo '| 0              | 0000:C1:00.0 | 0 0 / 0 |'\n",
+        encoding="utf-8",
+    )
+    tool.chmod(0o755)
+
+
+def test_chips_that_torch_cannot_use_are_an_error(command: Any) -> None:
+    list_chips(command.folder)
+    outcome = command("doctor", PATH=f"{command.folder}{os.pathsep}{os.environ['PATH']}")
+    assert outcome.status == 1
+    assert "ok      npu-smi: 1 x 910B3" in outcome.out
+    assert "bad     device npu: " in outcome.out
+
+
+def test_a_torch_npu_that_does_not_load_is_told(command: Any) -> None:
+    package = command.folder / "torch_npu"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libhccl.so: cannot open')", encoding="utf-8")
+    found = command.folder / "torch_npu-2.13.0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.13.0\n", encoding="utf-8")
+    outcome = command("doctor", PYTHONPATH=str(command.folder), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert outcome.status == 0
+    told = outcome.out.replace("\n        ", " ")
+    assert "note    device npu: " in told
+    assert "torch_npu is installed but does not load: ImportError: libhccl.so: cannot open. It needs CANN" in told
+
+
+def test_every_line_that_is_not_ok_says_what_to_do(command: Any) -> None:
+    checks = json.loads(command("doctor", "--json").out)["checks"]
+    silent = [one["name"] for one in checks if one["status"] != GOOD and not one["advice"]]
+    assert set(silent) <= {"device cuda", "device npu"}  # these have it in their text

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import precision_align
+from precision_align.core.errors import UsageError
 from precision_align.demo.model import CausalAttention, InterleavedRotaryEmbedding, RMSNorm, SwiGLU, build_model
 from precision_align.demo.text import draw_batches, load_text, read_sources
 from precision_align.demo.train import Settings, main, train
@@ -129,3 +130,8 @@ def test_recording_changes_no_loss(tmp_path: Path) -> None:
     assert plain == recorded
     points = precision_align.open_dump(tmp_path / "dump").series
     assert [point.value for point in itertools.islice(points, 4)] == pytest.approx(plain, abs=0)
+
+
+def test_a_fault_that_never_acts_is_told() -> None:
+    with pytest.raises(UsageError, match=r"scale@head:nosuchop:forward never acted in 2 steps"):
+        train(Settings(steps=2, batch=2, length=16, fault="scale@head:nosuchop:forward"))

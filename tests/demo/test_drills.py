@@ -54,7 +54,7 @@ def test_without_a_fault_nothing_is_found(way: str, tmp_path: Path) -> None:
     assert not drill.fired
     assert not drill.found
     assert drill.report.verdict == Verdict.ALIGNED
-    assert "MISSED, expected blocks.0.mlp.down, forward" in drill.describe()
+    assert "NEVER ACTED in blocks.0.mlp.down, forward" in drill.describe()
 
 
 def test_names_are_resolved() -> None:
@@ -69,6 +69,7 @@ def test_a_drill_that_blames_another_place_is_missed() -> None:
     drill = run_drill("offset")
     moved = Drill(drill.name, parse_fault(DRILLS["nan"]), True, drill.report)
     assert not moved.found
+    assert "MISSED, expected" in moved.describe()
 
 
 def test_the_verb_lists_names_and_runs_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from precision_align.core.terms import Kind, Verdict
 from precision_align.devices import simulated
 from precision_align.devices.profiles import PROFILES, Profile
 from precision_align.recording.session import capture
+from precision_align.reporting.report import Report
 from precision_align.testing import models
 from precision_align.workflows.comparing import compare
 from precision_align.workflows.lockstep import lockstep
@@ -67,18 +69,26 @@ def record(folder: Path, model: nn.Module, batch: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_a_profile_shows_first_where_it_acts(name: str, tmp_path: Path) -> None:
-    profile, model, expected = TABLE[name]
+def run_profile(name: str, folder: Path | None) -> Report:
+    """The comparison of one step on the CPU with one under the profile: in memory, or by two dumps in ``folder``."""
+    profile, model, _ = TABLE[name]
     (reference, batch), (candidate, other) = build(model, "cpu"), build(model, "npu")
     simulated.set_profile(profile)
-    if list(TABLE).index(name) % 2:  # both ways take every form; each profile goes one of them
-        report = lockstep(reference, candidate, batch, candidate_inputs=other, step=step)
-    else:
-        dumps = [
-            record(tmp_path / "reference", reference, batch),
-            record(tmp_path / "candidate", candidate, other),
-        ]
-        report = compare(*dumps, replay=reference)
-    assert report.verdict == (Verdict.ALIGNED if expected is None else Verdict.DIVERGED)
-    assert (None if report.first is None else (report.first.scope, report.first.kind)) == expected
+    if folder is None:
+        return lockstep(reference, candidate, batch, candidate_inputs=other, step=step)
+    dumps = [record(folder / "reference", reference, batch), record(folder / "candidate", candidate, other)]
+    return compare(*dumps, replay=reference)
+
+
+def is_as_predicted(name: str, report: Report) -> bool:
+    """Whether verdict, first module and kind are those of the table."""
+    expected = TABLE[name][2]
+    found = None if report.first is None else (report.first.scope, report.first.kind)
+    return found == expected and report.verdict == (Verdict.ALIGNED if expected is None else Verdict.DIVERGED)
+
+
+# Each goes one way here; `python tests/benchmarks/drills.py` runs every profile both ways.
+@pytest.mark.parametrize(("name", "way"), list(zip(TABLE, cycle(["dumps", "lockstep"]))))
+def test_a_profile_shows_first_where_it_acts(name: str, way: str, tmp_path: Path) -> None:
+    report = run_profile(name, tmp_path if way == "dumps" else None)
+    assert is_as_predicted(name, report), (report.verdict, report.first)

@@ -24,6 +24,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 @given(facts=st.dictionaries(TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=3), max_size=3))
 def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, facts: dict[str, dict[str, str]]) -> None:
     path = tmp_path_factory.mktemp("lock") / "lock.toml"
+    facts["versions"] = {"python": "3.11.7"}  # no lock is without
     write_lock(path, facts)
     assert read_lock(path) == facts
 
@@ -46,9 +47,10 @@ def test_what_has_changed_is_told_with_its_fix() -> None:
 
 def test_files_that_are_no_locks(tmp_path: Path) -> None:
     path = tmp_path / "other.toml"
-    path.write_text("name = 3\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="not an environment lock"):
-        read_lock(path)
+    for content in ("name = 3\n", "", "versions = 3\n", "[versions]\n", "[tool.mypy]\nstrict = true\n"):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(UsageError, match="not an environment lock"):
+            read_lock(path)
     path.write_text("[", encoding="utf-8")
     with pytest.raises(RuleError, match=r"environment lock .* is not TOML"):
         read_lock(path)

@@ -134,11 +134,24 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
             "HCCL_EXEC_TIMEOUT": str(1800 * (rank + 1)),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "precision_align", "doctor", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "precision_align",
+            "doctor",
+            "--json",
+            "--lock",
+            str(folder / f"lock{rank}.toml"),
+        ]
         children.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     return [(child.wait(), *child.communicate()) for child in children]
+
+
+def test_one_rank_writes_the_lock(job: list[tuple[int, str, str]]) -> None:
+    saved = [[line for line in err.splitlines() if line.startswith("saved ")] for _, _, err in job]
+    assert [len(lines) for lines in saved] == [1, 0]
 
 
 def test_two_real_ranks_make_one_table(job: list[tuple[int, str, str]]) -> None:

@@ -3,7 +3,7 @@
     python tests/npu/msprobe_witness.py [--wheels DIR]
 
 Not part of CI: msprobe's dependencies are half a gigabyte. They go into the folder of the wheels, not into the
-environment. What it printed last is in msprobe_witness.txt.
+environment. What it printed last is in reports/torch_npu/msprobe-witness.md.
 """
 
 from __future__ import annotations
