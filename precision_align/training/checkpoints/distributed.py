@@ -134,6 +134,8 @@ def _load_chunk(folder: Path, info: Any) -> Tensor:
             while left > 0 and (data := file.read(min(left, _COPIED))):
                 copy.write(data)
                 left -= len(data)
+            if left > 0:
+                raise Unreadable(f"{path.name}: it is cut off {left} bytes before the end of a chunk; copy it again")
             copy.flush()
             found = list_pickle(Path(copy.name))
             if list(found) != [""]:
@@ -142,4 +144,6 @@ def _load_chunk(folder: Path, info: Any) -> Tensor:
     except OSError as error:
         raise Unreadable(f"{path.name}: {error.strerror or error}") from error
     except DumpDamaged as error:
-        raise Unreadable(f"{path.name}: {error.args[0]}") from error
+        raise Unreadable(f"{path.name}: the chunk at byte {info.offset} is damaged: {error.args[0]}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unreadable(f"{METADATA} says no place for a chunk of {path.name}: {error}") from error
