@@ -174,7 +174,7 @@ _IMAGE = {
     "image.max": ("largest absolute error", "最大绝对误差"),
     "image.mean": ("mean absolute error", "平均绝对误差"),
     "image.wrong": ("pixels off by half an 8-bit level", "偏差超过半个 8 位灰阶的像素"),
-    "image.nonfinite": ("values that are NaN or Inf on one side", "仅一侧为 NaN/Inf 的值"),
+    "image.nonfinite": ("values that are NaN, or Inf on one side", "为 NaN 或仅一侧为 Inf 的值"),
     "image.places": ("Where the error sits", "误差位置"),
     "image.where": ("where", "位置"),
     "image.share": ("share of the squared error", "平方误差占比"),

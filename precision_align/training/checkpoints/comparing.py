@@ -204,7 +204,7 @@ def _judge_values(left: Tensor, right: Tensor, difference: Difference) -> Fate:
 
 
 def _holds_nan(tensor: Tensor) -> bool:
-    """Whether a value is NaN: no agreement, even where the reference's is. Infinities fill the masks of right models."""
+    """Whether a value is NaN: no agreement, even with the reference's. Infinities fill the masks of right models."""
     row = dtype_of(tensor.dtype)
     flat = tensor.words.reshape(-1)
     parts = (flat[start : start + _PART] for start in range(0, flat.size, _PART))
