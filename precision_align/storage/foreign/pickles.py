@@ -7,7 +7,9 @@ refused. The values lie uncompressed in the archive and are mapped, not copied.
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -38,6 +40,7 @@ _STORAGES = {
     "ComplexDoubleStorage": "complex128",
 }
 _REFUSED = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _MAX_DEPTH = 64
 _MAX_PICKLE = 1 << 30
 _LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name; the two lengths are the last four
@@ -141,6 +144,18 @@ class _Reader(pickle.Unpickler):
         return _Storage(str(key), described.name)
 
 
+def load_checked(reader: type[pickle.Unpickler], data: bytes) -> Any:
+    """What ``reader`` makes of a pickle whose opcodes ask for no more memory than it has bytes.
+
+    The unpickler in C sizes its memo by the largest place that an opcode names, before anything is put there: one
+    flipped bit costs 64 GB. Raises UnpicklingError, ValueError, and what unpickling raises.
+    """
+    for opcode, argument, _ in pickletools.genops(data):  # itself refuses lengths that lead behind the end
+        if opcode.name in _PLACES and int(argument or 0) > len(data):
+            raise pickle.UnpicklingError(f"it numbers an object {argument}, and has no more than {len(data)} bytes")
+    return reader(io.BytesIO(data)).load()
+
+
 def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
     """The tensors of a .pt file by their dotted place in its dictionaries and lists ("" for a lone tensor).
 
@@ -151,8 +166,7 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
             (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
             if archive.getinfo(name).file_size > _MAX_PICKLE:
                 raise ValueError("its list of tensors is larger than 1 GiB")
-            with archive.open(name) as file:
-                content = _Reader(file).load()
+            content = load_checked(_Reader, archive.read(name))
             entries = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise DumpDamaged(f"{path} {_explain_no_archive(path)}") from error

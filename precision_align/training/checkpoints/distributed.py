@@ -19,7 +19,7 @@ import numpy as np
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
 from precision_align.storage.foreign.items import Tensor, Unreadable, require_known
-from precision_align.storage.foreign.pickles import list_pickle
+from precision_align.storage.foreign.pickles import list_pickle, load_checked
 
 METADATA = ".metadata"
 _METADATA_CLASSES = (
@@ -81,8 +81,7 @@ class _Reader(pickle.Unpickler):
 def list_distributed(folder: Path) -> Mapping[str, Callable[[], Tensor]]:
     """The tensors of a distributed checkpoint by name. Raises DumpDamaged."""
     try:
-        with (folder / METADATA).open("rb") as file:
-            metadata = _Reader(file).load()
+        metadata = load_checked(_Reader, (folder / METADATA).read_bytes())
         described = metadata.state_dict_metadata
         places: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
         for index, info in metadata.storage_data.items():
