@@ -114,8 +114,13 @@ def _read_loss_error(path: str | None) -> float | None:
     from pathlib import Path
 
     try:
-        return float(json.loads(Path(path).read_text("utf-8"))["mean_error"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = json.loads(Path(path).read_text("utf-8"))
+        broken = found.get("kind") == "not a number" or found.get("unjudged") is not None
+        error = float(found["mean_error"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as trouble:
         raise UsageError(
-            f"--losses {path}: {error!r}; 'precision-align loss REF CAND -o FILE.json' writes one"
-        ) from error
+            f"--losses {path}: {trouble!r}; 'precision-align loss REF CAND -o FILE.json' writes one"
+        ) from trouble
+    if broken:
+        raise UsageError(f"--losses {path}: the loss is not finite at some step, so its mean error says nothing")
+    return error

@@ -152,25 +152,25 @@ def _compare(
         )
 
 
-def load_factory(text: str) -> Any:
+def load_factory(text: str, option: str = "--replay") -> Any:
     """What MODULE:NAME (or FILE.py:NAME) stands for, imported with the working directory on the path.
 
     Raises UsageError where it cannot be imported or has no such name.
     """
     module, _, name = text.rpartition(":")
     if not module or not name:
-        raise UsageError(f"--replay {text!r}: write MODULE:FACTORY, for example train:build_model or model.py:GPT")
+        raise UsageError(f"{option} {text!r}: write MODULE:FACTORY, for example train:build_model or model.py:GPT")
     try:
         found = _import_file(Path(module)) if module.endswith(".py") else _import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except SystemExit as stop:
         raise UsageError(
-            f"--replay {text!r} ended the program ({phrase_exit(stop)}) while it was imported; put what it runs under "
+            f"{option} {text!r} ended the program ({phrase_exit(stop)}) while it was imported; put what it runs under "
             "if __name__ == '__main__':"
         ) from stop
     except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"--replay {text!r}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{option} {text!r}: {type(error).__name__}: {error}") from error
     return found
 
 

@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare and show. Returns 0 where the curves stay together, 1 where they part."""
+    """Compare and show. Returns 0 where the curves stay together, 1 where they part, 3 where NaN hides it."""
     from precision_align.reporting.losses import describe_losses
     from precision_align.reporting.saving import check_page_target
     from precision_align.training.curves import compare_losses
@@ -98,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
     show_pages(
         arguments, report.to_dict(), lambda language: describe_losses(report, language, drawing=drawing, plan=plan)
     )
-    return int(report.parted)
+    if report.parted:
+        return 1
+    return 3 if report.unjudged is not None else 0
 
 
 def _write_plan(report: LossReport, arguments: argparse.Namespace) -> str:

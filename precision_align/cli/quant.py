@@ -57,6 +57,6 @@ def _measure(report: QuantReport, arguments: argparse.Namespace) -> QuantReport:
     from precision_align.cli.compare import load_factory
     from precision_align.workflows.quantising import measure_sensitivity
 
-    models = [load_factory(f"{arguments.code}:{name}")() for name in ("reference", "candidate", "inputs")]
+    models = [load_factory(f"{arguments.code}:{name}", "--code")() for name in ("reference", "candidate", "inputs")]
     base, sensitivities, keep = measure_sensitivity(models[0], models[1], list(models[2]), budget=arguments.keep)
     return replace(report, base=base, sensitivities=sensitivities, keep=keep)

@@ -42,15 +42,22 @@ def run(arguments: argparse.Namespace) -> int:
         check_page_target(arguments.output)
     config = read_config(arguments.config)
     found = reduce_model(
-        load_factory(arguments.build),
+        load_factory(arguments.build, "BUILD"),
         config,
         progress=lambda trial: print_log(f"{trial.dimension} / {trial.factor}: {'kept' if trial.shows else 'gone'}"),
     ).to_dict()
     if arguments.save_config:
-        Path(arguments.save_config).write_text(json.dumps(found["config"], indent=1) + "\n", "utf-8")
+        _save_config(found["config"], arguments.save_config)
         print_log(say(arguments.lang, "cli.saved", path=arguments.save_config))
     show_pages(arguments, found, lambda language: describe_reduction(found, config, language))
     return 0
+
+
+def _save_config(config: dict[str, Any], path: str) -> None:
+    try:
+        Path(path).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise UsageError(f"--save-config {path} cannot be written: {error.strerror or error}") from error
 
 
 def read_config(path: str) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from precision_align.training.losses import LossReport
 from precision_align.training.spikes import Spike
 
 _SCRIPT = "train.py"
+_VERDICTS = {"parted": Verdict.DIVERGED, "together": Verdict.ALIGNED, "unjudged": Verdict.NOT_COMPARABLE}
 
 
 def describe_losses(report: LossReport, language: str = "en", *, drawing: str = "", plan: str = "") -> Page:
     """The page; ``drawing``: the curves as text, for a terminal; ``plan``: where the capture plan was written."""
-    verdict = Verdict.DIVERGED if report.parted else Verdict.ALIGNED
-    word = say(language, "loss.parted" if report.parted else "loss.together")
+    state = "parted" if report.parted else "together" if report.unjudged is None else "unjudged"
+    word = say(language, f"loss.{state}")
     blocks = [
         Block(drawing=drawing, curves=[report.to_curve()]),
         Block(lines=list(_list_facts(report, language))),
@@ -32,7 +33,7 @@ def describe_losses(report: LossReport, language: str = "en", *, drawing: str = 
         Block(say(language, "loss.notes"), lines=[translate_message(note, language) for note in report.notes]),
         *_list_next(report, language, plan),
     ]
-    return Page(verdict, word, _phrase_sentence(report, language), blocks)
+    return Page(_VERDICTS[state], word, _phrase_sentence(report, language), blocks)
 
 
 def _phrase_sentence(report: LossReport, language: str) -> str:
@@ -43,6 +44,8 @@ def _phrase_sentence(report: LossReport, language: str) -> str:
         "last": report.steps[-1],
         "limit": f"{report.limit:.1e}",
     }
+    if report.onset is None and report.unjudged is not None:
+        return say(language, "loss.sentence.unjudged", **common, axis=report.axis, step=report.unjudged)
     if report.onset is None:
         return say(language, "loss.sentence.together", **common)
     difference = report.onset_difference

@@ -5,6 +5,7 @@ from __future__ import annotations
 LOSS: dict[str, tuple[str, str]] = {
     "loss.parted": ("PARTED", "已分开"),
     "loss.together": ("TOGETHER", "未分开"),
+    "loss.unjudged": ("NOT JUDGED", "无法判定"),
     "loss.sentence.parted": (
         "{name}: the curves part at {axis} {onset} ({kind}: {size}, band {limit}; {count} common steps, {first} to "
         "{last})",
@@ -15,6 +16,12 @@ LOSS: dict[str, tuple[str, str]] = {
         "{name}: the curves stay within their noise ({count} common steps, {first} to {last}; band {limit} at the "
         "last)",
         "{name}：两条曲线保持在噪声之内（共同步 {count} 个，{first} 到 {last}；末步噪声带 {limit}）",
+    ),
+    "loss.sentence.unjudged": (
+        "{name}: neither side is a number at {axis} {step}, so nothing is said of the two curves ({count} common "
+        "steps, {first} to {last}); `health` finds the first NaN of one run",
+        "{name}：两侧在 {axis} {step} 处都不是有限数，因此不对两条曲线下结论（共同步 {count} 个，{first} 到 {last}）；"
+        "`health` 可找出单次运行的第一个 NaN",
     ),
     "loss.size": ("{difference} relative", "相对差 {difference}"),
     "loss.size.nan": ("not finite on one side", "一侧不是有限数"),

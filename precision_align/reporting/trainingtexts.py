@@ -37,9 +37,9 @@ _HEALTH = {
         "有梯度但不属于任何优化器：永远不会更新",
     ),
     "health.code.update lost": (
-        "{share:.0%} of the values with a gradient did not move: their updates are below the 16-bit format's "
-        "resolution; keep float32 master weights",
-        "{share:.0%} 有梯度的值没有变化：更新小于 16 位格式的分辨率；请保留 float32 主权重",
+        "{share:.0%} of the values with a gradient did not move: their updates are below their format's "
+        "resolution; with 16 bits keep float32 master weights, a bias before a normalisation needs nothing",
+        "{share:.0%} 有梯度的值没有变化：更新小于其格式的分辨率；16 位格式请保留 float32 主权重，归一化之前的偏置无需处理",
     ),
     "health.code.updated differently": (
         "the first update is {ratio:.3g} times as long as the reference's, from equal parameters",
@@ -174,7 +174,7 @@ _IMAGE = {
     "image.max": ("largest absolute error", "最大绝对误差"),
     "image.mean": ("mean absolute error", "平均绝对误差"),
     "image.wrong": ("pixels off by half an 8-bit level", "偏差超过半个 8 位灰阶的像素"),
-    "image.nonfinite": ("values that are NaN or Inf on one side", "仅一侧为 NaN/Inf 的值"),
+    "image.nonfinite": ("values that are NaN, or Inf on one side", "为 NaN 或仅一侧为 Inf 的值"),
     "image.places": ("Where the error sits", "误差位置"),
     "image.where": ("where", "位置"),
     "image.share": ("share of the squared error", "平方误差占比"),

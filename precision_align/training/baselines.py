@@ -131,16 +131,26 @@ def check_entry(entry: Entry) -> Entry:
         value = getattr(entry, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{name} is {value!r}; it must be a finite number of 0 or more")
+    if entry.communication is not None and entry.communication > 1:
+        raise UsageError(f"communication is {entry.communication!r}; it is a share of a step, between 0 and 1")
     return entry
 
 
 def add_entry(path: str | os.PathLike[str], entry: Entry) -> None:
-    """Append an entry. Raises UsageError."""
+    """Append an entry. Raises UsageError where it measures nothing, DumpDamaged where the ledger is damaged already."""
     place = Path(path)
+    if not entry.verdict and all(getattr(entry, name) is None for name in QUANTITIES):
+        raise UsageError(
+            f"the entry {entry.name!r} measures nothing: give --report, --losses, --log, --memory or others"
+        )
+    if place.exists():
+        read_ledger(place)  # behind half a line the new one would be lost as well
     line = json.dumps(asdict(check_entry(entry)), ensure_ascii=False, allow_nan=False)
     try:
-        with place.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with place.open("a+", encoding="utf-8") as file:
+            file.seek(0)
+            begun = file.read()
+            file.write("\n" * (begun != "" and not begun.endswith("\n")) + line + "\n")
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror or error}") from error
 

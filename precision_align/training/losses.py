@@ -62,6 +62,17 @@ class LossReport:
         return self.onset is not None
 
     @property
+    def unjudged(self) -> int | None:
+        """The first common step that no verdict covers: both sides hold NaN, or no step has two finite values.
+
+        The same infinity on both sides is agreement where others are finite: a gradient norm that a scaler skips.
+        """
+        left, right = (dict(zip(side.steps, side.values)) for side in (self.reference, self.candidate))
+        if not any(math.isfinite(difference) for difference in self.differences):
+            return self.steps[0]
+        return next((step for step in self.steps if math.isnan(left[step]) and math.isnan(right[step])), None)
+
+    @property
     def capture_steps(self) -> tuple[int, int] | None:
         """First and last step to record next, as a capture counts them; None where nothing parts."""
         return None if self.capture is None else (self.capture.first, self.capture.last)
@@ -91,6 +102,7 @@ class LossReport:
             "parted": self.parted,
             "onset": self.onset,
             "kind": self.kind,
+            "unjudged": self.unjudged,
             "cause": self.cause,
             "shift": self.shift,
             "limit": _jsonable(self.limit),

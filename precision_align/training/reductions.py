@@ -19,6 +19,8 @@ GROUPS = ("num_key_value_heads", "n_kv_heads", "kv_heads", "num_query_groups")
 VOCABULARY = ("vocab_size", "n_vocab", "vocabulary")
 SEQUENCE = ("max_position_embeddings", "n_positions", "seq_length", "seq_len", "sequence_length", "length")
 BATCH = ("batch_size", "batch", "samples")
+IMAGE = ("image_size", "img_size", "input_size", "resolution")
+PATCH = ("patch_size", "patch")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "experts")
 CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k", "experts_per_token")
 # cut in this order: first what makes every further trial cheapest
@@ -55,7 +57,17 @@ def find_dimensions(config: Mapping[str, Any]) -> list[Dimension]:
             factors = _list_factors([int(config[field]) // least for field in fields], exact=False)
             found.append(Dimension(name, fields, factors))
     width = _find_width(config)
-    return [dimension for dimension in [*found, *width] if dimension.factors]
+    return [dimension for dimension in [*found, *_find_image(config), *width] if dimension.factors]
+
+
+def _find_image(config: Mapping[str, Any]) -> list[Dimension]:
+    """The side of an image: whole patches are kept."""
+    fields = _present(config, IMAGE)
+    if not fields:
+        return []
+    patch = max((int(config[field]) for field in _present(config, PATCH)), default=1)
+    sizes = [int(config[field]) // patch if int(config[field]) % patch == 0 else 1 for field in fields]
+    return [Dimension("image", fields, _list_factors(sizes, exact=True))]
 
 
 def _find_width(config: Mapping[str, Any]) -> list[Dimension]:

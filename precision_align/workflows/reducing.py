@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from precision_align.core.errors import UsageError
+from precision_align.core.errors import PrecisionAlignError, UsageError
 from precision_align.core.terms import Verdict
 from precision_align.reporting.report import Report
 from precision_align.training.reductions import Dimension, cut, find_dimensions
@@ -70,10 +70,11 @@ def reduce_model(
     The same means: same operator, same module but for numbers in its name, same phase. Of each dimension the largest
     cut is tried first; where the fault vanishes, the place between is found by bisection. A configuration that cannot
     be built counts as one without the fault. ``judge``: compares two modules on inputs, default
-    :func:`~precision_align.workflows.lockstep.lockstep`. Raises UsageError where the uncut model shows no fault.
+    :func:`~precision_align.workflows.lockstep.lockstep`. Raises UsageError where the uncut model cannot be built or
+    shows no fault.
     """
     reducer = _Reducer(build, judge or lockstep, progress)
-    fault, size = reducer.run(dict(config))
+    fault, size = reducer.begin(dict(config))
     if fault is None:
         raise UsageError(
             "the model as it is shows no divergence, so there is nothing to keep in a cut; give inputs that show it"
@@ -93,6 +94,18 @@ class _Reducer:
         self._build, self._judge, self._progress = build, judge, progress
         self.fault: str | None = None
         self.trials: list[Trial] = []
+
+    def begin(self, config: dict[str, Any]) -> tuple[str | None, int]:
+        """As :meth:`run`, of the uncut configuration. Raises UsageError where the user's code fails at that."""
+        try:
+            return self.run(config)
+        except PrecisionAlignError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise UsageError(
+                f"the uncut configuration cannot be built or run ({type(error).__name__}: {error}); BUILD takes it as "
+                "a dictionary and returns (reference, candidate, inputs)"
+            ) from error
 
     def run(self, config: dict[str, Any]) -> tuple[str | None, int]:
         """(what the first divergence is, number of the reference's parameters)."""

@@ -18,6 +18,7 @@ import precision_align as pa
 from precision_align.core.errors import DumpDamaged, DumpForeign, UsageError
 from precision_align.core.terms import Phase, Role, Source, Tier
 from precision_align.storage.foreign.naming import Naming, read_naming
+from precision_align.storage.foreign.pickles import load_checked
 from precision_align.storage.opening import open_dump
 
 TENSORS: dict[str, torch.Tensor] = {
@@ -340,3 +341,11 @@ def test_reading_files_without_hashes_is_told(tmp_path: Path) -> None:
     pa.compare(tmp_path / "a", tmp_path / "a", reading=lambda done, total: seen.append((done, total)))
     total = 2 * len(open_dump(tmp_path / "a").records)
     assert seen == [(number, total) for number in range(1, total + 1)]
+
+
+@pytest.mark.parametrize("data", [b"\x80\x02}r\xff\xff\xff\xff.", b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00."])
+def test_a_flipped_bit_asks_for_no_memory(data: bytes) -> None:
+    # both ask the unpickler in C for 64 GB and more before it looks any further
+    with pytest.raises((pickle.UnpicklingError, ValueError)):
+        load_checked(pickle.Unpickler, data)
+    assert load_checked(pickle.Unpickler, pickle.dumps({"a": [1.0] * 300}, 2)) == {"a": [1.0] * 300}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from precision_align.cli.app import main
 from precision_align.core.errors import DumpDamaged, DumpNotFound, SchemaTooNew, UsageError
 from precision_align.reporting.baseline import describe_baseline, describe_ledger
 from precision_align.reporting.resultpages import render_page
@@ -94,10 +95,39 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, error: type[Exceptio
         read_ledger(path)
 
 
-@pytest.mark.parametrize("changes", [{"gate": "x"}, {"verdict": "fine"}, {"memory": -1.0}, {"step_time": float("nan")}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"gate": "x"}, {"verdict": "fine"}, {"memory": -1.0}, {"communication": 1.5}, {"step_time": float("nan")}],
+)
 def test_an_entry_that_cannot_be(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         add_entry(tmp_path / "l.jsonl", replace(BASE, **changes))
+
+
+def test_an_entry_without_a_measurement(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="measures nothing"):
+        add_entry(tmp_path / "l.jsonl", Entry("start", "tiny"))
+    assert not (tmp_path / "l.jsonl").exists()
+
+
+def test_nothing_is_added_behind_half_a_line(tmp_path: Path) -> None:
+    ledger = tmp_path / "l.jsonl"
+    add_entry(ledger, BASE)
+    whole = ledger.read_text()
+    ledger.write_text(whole.rstrip("\n"))
+    add_entry(ledger, replace(BASE, name="second"))
+    assert [entry.name for entry in read_ledger(ledger)] == ["start", "second"]
+    ledger.write_text(whole + whole[:40])
+    with pytest.raises(DumpDamaged, match="line 2"):
+        add_entry(ledger, replace(BASE, name="third"))
+    assert ledger.read_text() == whole + whole[:40]
+
+
+@pytest.mark.parametrize("broken", [{"kind": "not a number"}, {"unjudged": 7}])
+def test_a_loss_with_nan_is_no_small_loss_error(tmp_path: Path, broken: dict[str, object]) -> None:
+    (tmp_path / "loss.json").write_text(json.dumps({"mean_error": 1e-7, "unjudged": None, **broken}))
+    words = ["baseline", "add", str(tmp_path / "l.jsonl"), "x", "--losses", str(tmp_path / "loss.json")]
+    assert main(words) == 2
 
 
 def test_the_first_tenth_warms_up() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
+import os
+import pickle
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +149,20 @@ def test_changes_of_one_tensor(tmp_path: Path, change: Callable[[Any], Any], fat
     assert changed(judge(reference, save_pt(state, tmp_path / "candidate"))) == {"embed.weight": fate}
 
 
+def test_nan_on_both_sides_is_no_equality_and_infinities_are(tmp_path: Path) -> None:
+    state = make_state()
+    state["mask"] = torch.full((4, 4), -math.inf).triu(1)
+    state["embed.weight"][2, 5] = math.nan
+    path = save_pt(state, tmp_path / "reference")
+    assert changed(judge(path, path)) == {"embed.weight": "broken"}
+
+
+def test_a_tensor_of_a_few_bytes_that_promises_terabytes(tmp_path: Path) -> None:
+    state = {"weight": torch.ones(1).expand(2**46), "bias": torch.ones(3)}
+    torch.save(state, tmp_path / "bomb.pt")
+    assert changed(judge(tmp_path / "bomb.pt", tmp_path / "bomb.pt")) == {"weight": "unreadable"}
+
+
 def test_a_tied_weight_that_a_format_leaves_out(tmp_path: Path) -> None:
     state = make_state()
     state["head.weight"] = state["embed.weight"]
@@ -225,6 +244,45 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DumpForeign, match="no checkpoint"):
         open_checkpoint(tmp_path / "empty")
+
+
+def test_what_megatron_saves_beside_its_tensors_is_passed_over(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(lr=1e-3, sizes=[1, 2], table=torch.ones(2))
+    beside = {"args": arguments, "rng_state": [{"np_rng_state": np.random.get_state(), "torch": torch.get_rng_state()}]}
+    torch.save({"model": make_state(), **beside, "iteration": 7}, tmp_path / "model_optim_rng.pt")
+    tensors = open_checkpoint(tmp_path / "model_optim_rng.pt").tensors
+    assert set(make_state()) < set(tensors)
+    assert set(tensors) - set(make_state()) == {"args.table", "rng_state.0.torch"}
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_nothing_in_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": torch.ones(2), "evil": Harmful()}, "evil.pt")
+    (tmp_path / "raw.bin").write_bytes(pickle.dumps(Harmful()))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".metadata").write_bytes(pickle.dumps(Harmful()))
+    for place in ("evil.pt", "raw.bin", "folder"):
+        with pytest.raises(DumpDamaged):
+            open_checkpoint(place)
+    # a name of a package that is passed over is not imported either: its object is nothing but its fields
+    torch.save({"weight": torch.ones(2), "evil": Harmful()}, "passed.pt")
+    with zipfile.ZipFile("passed.pt") as old, zipfile.ZipFile("renamed.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"cposix\nmkdir\n", b"cnumpy\nmkdir\n"))
+    assert set(open_checkpoint("renamed.pt").tensors) == {"weight"}
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(("data", "words"), [(b"", "is empty"), (b"PK\3\4 and no end", "cut off"), (b"old", "1.6")])
+def test_what_a_file_that_is_no_archive_is(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "model.pt").write_bytes(data)
+    with pytest.raises(DumpDamaged, match=words):
+        open_checkpoint(tmp_path / "model.pt")
 
 
 def test_an_index_that_promises_more_than_there_is(tmp_path: Path) -> None:

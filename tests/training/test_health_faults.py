@@ -62,6 +62,12 @@ def test_updates_that_bfloat16_rounds_away(training: Make) -> None:
     assert {"update lost", "not updated"} & {finding.code for finding in report.findings}
 
 
+def test_a_bias_before_a_normalisation_has_a_gradient_of_rounding_alone(training: Make) -> None:
+    run = training("convolution")
+    run.optimizer = torch.optim.SGD(run.model.parameters(), 0.1, momentum=0.9)
+    assert [(one.code, one.place) for one in check_health(run.run()).findings] == [("update lost", "0.bias")]
+
+
 def test_a_layer_cut_off_from_the_loss(training: Make) -> None:
     run = training("recurrent")
     run.model.register_parameter("unused", nn.Parameter(torch.ones(3)))

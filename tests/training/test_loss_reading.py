@@ -289,7 +289,14 @@ def test_both_sides_nan_at_one_step_is_told_and_no_onset() -> None:
     reference = [(step, float("nan") if step == 5 else 2.0) for step in range(20)]
     report = compare_losses(reference, reference)
     assert not report.parted
+    assert report.unjudged == report.to_dict()["unjudged"] == 5
     assert any("step 5" in note or "first 5" in note for note in report.notes)
+
+
+def test_the_same_infinity_is_judged_unless_there_is_nothing_else() -> None:
+    skipped = [(step, float("inf") if step == 5 else 2.0) for step in range(20)]
+    assert compare_losses(skipped, skipped, name="grad norm").unjudged is None
+    assert compare_losses(skipped[5:6], skipped[5:6]).unjudged == 5
 
 
 def test_infinity_against_nan_parts() -> None:

@@ -62,6 +62,14 @@ def test_json_with_nan_is_strict_json(logs: tuple[Path, Path]) -> None:
     assert (done.returncode, result["onset"], result["kind"]) == (1, 40, "not a number")
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_nan_on_both_sides_passes_nothing(logs: tuple[Path, Path], language: str) -> None:
+    logs[0].write_text(logs[0].read_text().replace("step 40 loss 2.200000", "step 40 loss nan"), encoding="utf-8")
+    done = run_loss(logs[0], logs[0], "--no-plot", "--lang", language)
+    assert done.returncode == 3
+    assert {"en": "NOT JUDGED", "zh": "无法判定"}[language] in done.stdout
+
+
 def test_ascii_where_the_terminal_has_nothing_else(logs: tuple[Path, Path]) -> None:
     done = run_loss(*logs, PYTHONIOENCODING="ascii")
     assert done.returncode == 1

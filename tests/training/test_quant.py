@@ -123,6 +123,27 @@ def test_a_sound_quantisation_has_no_problem(runs: dict[str, Path]) -> None:
     assert outputs["first"].before.maximum == pytest.approx(outputs["first"].after.maximum, rel=0.2)
 
 
+def test_one_clipped_value_of_a_small_output_is_no_share(tmp_path: Path) -> None:
+    def make(reach: float) -> Any:
+        model = nn.Sequential(quantization.QuantStub(), nn.ReLU(), quantization.DeQuantStub()).eval()
+        torch.backends.quantized.engine = "qnnpack"
+        model.qconfig = quantization.get_default_qconfig("qnnpack")
+        prepared = quantization.prepare(model)
+        prepared(torch.linspace(-reach, reach, 512).reshape(1, -1))
+        return quantization.convert(prepared)
+
+    inputs = torch.linspace(-1, 1, 512).reshape(1, -1)
+    inputs[0, 0] = -1.2
+    plain = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Identity()).eval()
+    paths = [record(model, [inputs], tmp_path / str(i)) for i, model in enumerate((plain, make(1.0), make(0.9)))]
+    clipped = [
+        [module.scope for module in compare_quantised(paths[0], path).faults if "clipped" in module.problems]
+        for path in paths[1:]
+    ]
+    assert clipped[0] == []
+    assert "0" in clipped[1]
+
+
 def test_equal_runs_lose_nothing(runs: dict[str, Path]) -> None:
     report = compare_quantised(runs["float"], runs["float"])
     assert not report.faults

@@ -1,4 +1,4 @@
-"""The smallest model that still shows a fault, on five pairs of model and fault."""
+"""The smallest model that still shows a fault, on nine pairs of model and fault (five families of models)."""
 
 from __future__ import annotations
 
@@ -160,6 +160,61 @@ def test_a_fault_is_kept_in_the_smallest_model(fault: str, kept: dict[str, int])
     assert found.config["hidden_size"] == 16
     assert found.factor > 2
     assert any(trial.shows for trial in found.trials)
+
+
+@pytest.mark.parametrize(
+    ("build", "config", "kept", "fault"),
+    [
+        (
+            "convolution",
+            {"width": 8, "depth": 3, "batch_size": 2, "image_size": 8},
+            {"width": 1, "depth": 1, "batch_size": 1, "image_size": 1},
+            "BatchNorm2d in blocks.*.*",
+        ),
+        (
+            "recurrent",
+            {"hidden_size": 8, "num_layers": 2, "vocab_size": 16, "seq_len": 4, "batch_size": 2},
+            {"hidden_size": 1, "num_layers": 1, "seq_len": 1, "batch_size": 1},
+            "in cell",
+        ),
+        (  # weights that are not divided by their sum show only where not every expert is chosen
+            "experts",
+            {"hidden_size": 8, "inner": 16, "num_experts": 8, "top_k": 2, "num_layers": 2, "batch_size": 4},
+            {"hidden_size": 1, "inner": 2, "num_experts": 4, "top_k": 2, "num_layers": 1, "batch_size": 1},
+            "Experts in layers.*",
+        ),
+        (
+            "vision",
+            {"embed_dim": 16, "num_heads": 2, "depth": 2, "image_size": 8, "patch_size": 2, "batch_size": 2},
+            {"embed_dim": 8, "num_heads": 1, "depth": 1, "image_size": 2, "patch_size": 2, "batch_size": 1},
+            "LayerNorm in layers.*.norm*",
+        ),
+    ],
+    ids=["convolution", "recurrent", "experts", "vision"],
+)
+def test_other_families(build: str, config: dict[str, int], kept: dict[str, int], fault: str) -> None:
+    import reduced_families
+
+    from precision_align.workflows.reducing import reduce_model
+
+    found = reduce_model(getattr(reduced_families, build), config)
+    assert {name: found.config[name] for name in kept} == kept
+    assert fault in found.fault
+    assert found.factor > 4
+
+
+def test_images_keep_whole_patches() -> None:
+    (image,) = find_dimensions({"image_size": 32, "patch_size": 8})
+    assert (image.name, image.factors) == ("image", (4, 2))
+    assert find_dimensions({"image_size": 30, "patch_size": 8}) == []
+
+
+@pytest.mark.parametrize("build", [lambda config: 1 / 0, lambda config: (1, 2)], ids=["raises", "no triple"])
+def test_a_build_that_fails_as_it_is(build: Any) -> None:
+    from precision_align.workflows.reducing import reduce_model
+
+    with pytest.raises(UsageError, match="cannot be built or run"):
+        reduce_model(build, CONFIG)
 
 
 def test_without_a_fault_there_is_nothing_to_keep() -> None:

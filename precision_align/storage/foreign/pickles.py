@@ -1,12 +1,15 @@
 """Tensors of .pt and .pth files in torch's zip format, without torch and without running anything that the file says.
 
 The pickle inside is read by an unpickler that knows tensors, parameters, storages, ordered dictionaries and a few plain
-types; every other name in it is refused. The values lie uncompressed in the archive and are mapped, not copied.
+types. Objects of a few packages that trainers save beside their tensors become their fields alone; every other name is
+refused. The values lie uncompressed in the archive and are mapped, not copied.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -37,6 +40,7 @@ _STORAGES = {
     "ComplexDoubleStorage": "complex128",
 }
 _REFUSED = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _MAX_DEPTH = 64
 _MAX_PICKLE = 1 << 30
 _LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name; the two lengths are the last four
@@ -83,6 +87,23 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
+class _Stand(dict):  # type: ignore[type-arg]
+    """Stands for an object that trainers save beside the tensors: its fields by name, and nothing of its class.
+
+    Neither its class nor its arguments are used for anything, so a name that a file makes up does no harm.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, Mapping):
+            self.update(state)
+
+
 _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
@@ -91,7 +112,15 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_parameter"): _first,
     ("torch", "Size"): tuple,
     ("torch", "device"): lambda *words: ":".join(map(str, words)),
+    ("collections", "defaultdict"): lambda *_: {},
+    ("builtins", "list"): list,
+    ("builtins", "dict"): dict,
+    ("builtins", "set"): set,
+    ("argparse", "Namespace"): _Stand,
+    ("_codecs", "encode"): _Stand,  # the bytes of NumPy's arrays in old pickles
 }
+# Settings, enumerations, loss scalers and generators' states, as these packages put them into their checkpoints.
+_STANDS = ("numpy", "megatron", "mindspeed", "deepspeed", "transformers", "accelerate", "omegaconf")
 
 
 class _Reader(pickle.Unpickler):
@@ -102,6 +131,8 @@ class _Reader(pickle.Unpickler):
             return _Name(_STORAGES.get(name, ""))
         if module == "torch" and name.replace("_", "").isalnum() and name.islower():
             return _Name(name)  # a dtype, a layout
+        if module.partition(".")[0] in _STANDS:
+            return _Stand
         raise pickle.UnpicklingError(
             f"it names {module}.{name}, which is no tensor or plain container and is not loaded"
         )
@@ -111,6 +142,18 @@ class _Reader(pickle.Unpickler):
         if kind != "storage" or not isinstance(described, _Name):
             raise pickle.UnpicklingError("it refers to something other than a storage")
         return _Storage(str(key), described.name)
+
+
+def load_checked(reader: type[pickle.Unpickler], data: bytes) -> Any:
+    """What ``reader`` makes of a pickle whose opcodes ask for no more memory than it has bytes.
+
+    The unpickler in C sizes its memo by the largest place that an opcode names, before anything is put there: one
+    flipped bit costs 64 GB. Raises UnpicklingError, ValueError, and what unpickling raises.
+    """
+    for opcode, argument, _ in pickletools.genops(data):  # itself refuses lengths that lead behind the end
+        if opcode.name in _PLACES and int(argument or 0) > len(data):
+            raise pickle.UnpicklingError(f"it numbers an object {argument}, and has no more than {len(data)} bytes")
+    return reader(io.BytesIO(data)).load()
 
 
 def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
@@ -123,14 +166,10 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
             (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
             if archive.getinfo(name).file_size > _MAX_PICKLE:
                 raise ValueError("its list of tensors is larger than 1 GiB")
-            with archive.open(name) as file:
-                content = _Reader(file).load()
+            content = load_checked(_Reader, archive.read(name))
             entries = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
-        raise DumpDamaged(
-            f"{path} is not in torch's zip format (of torch 1.6 and later): load it with torch.load(..., "
-            "weights_only=True) and save it again"
-        ) from error
+        raise DumpDamaged(f"{path} {_explain_no_archive(path)}") from error
     except (OSError, RecursionError, MemoryError, *_REFUSED) as error:
         raise DumpDamaged(f"{path} is not read: {error}; save a tensor or a dictionary of tensors instead") from error
     prefix = name[: -len("data.pkl")]
@@ -138,6 +177,19 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
         place: partial(_load, path, entries.get(f"{prefix}data/{found.storage.key}"), found)
         for place, found in _walk(content, "", 0)
     }
+
+
+def _explain_no_archive(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if not start:
+        return "is empty: save or copy it again"
+    if start == b"PK":
+        return "is cut off or damaged: it begins as a zip archive and is none; copy it again"
+    return (
+        "is not in torch's zip format (of torch 1.6 and later): load it with torch.load(..., weights_only=True) and "
+        "save it again"
+    )
 
 
 def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, _Tensor]]:

@@ -18,6 +18,7 @@ from precision_align.training.checkpoints.differences import CheckpointReport, F
 from precision_align.training.checkpoints.fusing import Fusion, find_fusions, list_layouts
 from precision_align.training.checkpoints.opening import Checkpoint, open_checkpoint
 
+_PART = 1 << 20  # values looked at in one go, so that what they widen to stays small
 _SHOWN = ("rel_l2", "max_abs", "mismatched", "nonfinite")
 
 
@@ -98,6 +99,8 @@ class _Pairs:
             return judge()
         except DumpDamaged as error:
             return TensorFate(name, Fate.UNREADABLE, note=str(error.args[0]))
+        except MemoryError as error:  # a few bytes can promise a tensor of any size
+            return TensorFate(name, Fate.UNREADABLE, note=f"{error}: its header promises more than fits in memory")
 
     def _judge_pair(self, name: str) -> TensorFate:
         left, right = self.ours.load(self.left[name]), self.theirs.load(self.right[name])
@@ -191,13 +194,21 @@ def _measure(actual: Tensor, expected: Tensor) -> Difference:
 
 
 def _judge_values(left: Tensor, right: Tensor, difference: Difference) -> Fate:
-    if difference.nonfinite:
+    if difference.nonfinite or _holds_nan(right):
         return Fate.BROKEN
     if not difference.mismatched:
         return Fate.EQUAL if left.dtype == right.dtype else Fate.ROUNDED
     if left.dtype != right.dtype and _is_rounded(left, right, difference):
         return Fate.ROUNDED
     return Fate.DIFFERS
+
+
+def _holds_nan(tensor: Tensor) -> bool:
+    """Whether a value is NaN: no agreement, even with the reference's. Infinities fill the masks of right models."""
+    row = dtype_of(tensor.dtype)
+    flat = tensor.words.reshape(-1)
+    parts = (flat[start : start + _PART] for start in range(0, flat.size, _PART))
+    return row.is_floating and any(bool(np.isnan(widen(part, row)).any()) for part in parts)
 
 
 def _is_rounded(left: Tensor, right: Tensor, difference: Difference) -> bool:

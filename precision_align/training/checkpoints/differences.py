@@ -22,7 +22,7 @@ class Fate(Term):
     DIFFERS = "differs"
     SHAPE = "shape"
     MISSING = "missing"
-    BROKEN = "broken"  # holds NaN or infinities that the reference does not
+    BROKEN = "broken"  # holds NaN, or infinities that the reference does not
     UNREADABLE = "unreadable"
 
 

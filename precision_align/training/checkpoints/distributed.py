@@ -19,7 +19,7 @@ import numpy as np
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
 from precision_align.storage.foreign.items import Tensor, Unreadable, require_known
-from precision_align.storage.foreign.pickles import list_pickle
+from precision_align.storage.foreign.pickles import list_pickle, load_checked
 
 METADATA = ".metadata"
 _METADATA_CLASSES = (
@@ -81,8 +81,7 @@ class _Reader(pickle.Unpickler):
 def list_distributed(folder: Path) -> Mapping[str, Callable[[], Tensor]]:
     """The tensors of a distributed checkpoint by name. Raises DumpDamaged."""
     try:
-        with (folder / METADATA).open("rb") as file:
-            metadata = _Reader(file).load()
+        metadata = load_checked(_Reader, (folder / METADATA).read_bytes())
         described = metadata.state_dict_metadata
         places: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
         for index, info in metadata.storage_data.items():
@@ -134,6 +133,8 @@ def _load_chunk(folder: Path, info: Any) -> Tensor:
             while left > 0 and (data := file.read(min(left, _COPIED))):
                 copy.write(data)
                 left -= len(data)
+            if left > 0:
+                raise Unreadable(f"{path.name}: it is cut off {left} bytes before the end of a chunk; copy it again")
             copy.flush()
             found = list_pickle(Path(copy.name))
             if list(found) != [""]:
@@ -142,4 +143,6 @@ def _load_chunk(folder: Path, info: Any) -> Tensor:
     except OSError as error:
         raise Unreadable(f"{path.name}: {error.strerror or error}") from error
     except DumpDamaged as error:
-        raise Unreadable(f"{path.name}: {error.args[0]}") from error
+        raise Unreadable(f"{path.name}: the chunk at byte {info.offset} is damaged: {error.args[0]}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unreadable(f"{METADATA} says no place for a chunk of {path.name}: {error}") from error

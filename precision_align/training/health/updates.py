@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from precision_align.core.dtypes import Array
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.storage.base import Dump
@@ -15,6 +15,7 @@ from precision_align.training.health.findings import Finding, Severity
 
 _NARROW = ("bfloat16", "float16")
 _LOST = 0.9  # share of the values with a gradient that a 16-bit parameter's update leaves as they were
+_MOMENTUM = 10.0  # what a momentum of 0.9 makes of a gradient in the long run
 _LENGTH = 1.5  # ratio of two updates' lengths: Adam's first step is lr long whatever the gradient's size
 
 
@@ -31,7 +32,7 @@ def check_updates(facts: Facts) -> Iterator[Finding]:
             continue
         for moment in trainable:
             if moment not in skipped and rates.get((name, moment), 1.0) != 0.0:
-                yield from _check_step(facts, name, moment)
+                yield from _check_step(facts, name, moment, rates.get((name, moment), 1.0))
 
 
 def _is_alias(dump: Dump, name: str, owned: set[str]) -> bool:
@@ -47,7 +48,7 @@ def _check_unowned(facts: Facts, name: str, moments: list[Moment]) -> Iterator[F
         yield Finding("not owned", Severity.FAULT, *seen[0], place=name, count=len(seen))
 
 
-def _check_step(facts: Facts, name: str, moment: Moment) -> Iterator[Finding]:
+def _check_step(facts: Facts, name: str, moment: Moment, rate: float) -> Iterator[Finding]:
     gradient = facts.gradients[name].get(moment)
     after = facts.after[name].get(moment)
     if gradient is None or after is None or _is_zero(gradient):
@@ -55,12 +56,22 @@ def _check_step(facts: Facts, name: str, moment: Moment) -> Iterator[Finding]:
     before = facts.before[name][moment]
     if not before.digest or not after.digest:
         return
-    if before.digest == after.digest:
+    if before.digest == after.digest and _is_too_small(before, gradient, rate):
+        yield Finding("update lost", Severity.REMARK, *moment, place=name, values={"share": 1.0})
+    elif before.digest == after.digest:
         yield Finding("not updated", Severity.FAULT, *moment, place=name, values={"dtype": before.dtype})
     elif before.dtype in _NARROW:
         lost = _measure_lost(facts.dump, before, after, gradient)
         if lost > _LOST:
             yield Finding("update lost", Severity.REMARK, *moment, place=name, values={"share": lost})
+
+
+def _is_too_small(before: TensorRecord, gradient: TensorRecord, rate: float) -> bool:
+    """Whether the update lies under the parameter's own rounding: a bias before a normalisation has such a gradient."""
+    row, value, slope = dtype_of(before.dtype), before.statistics, gradient.statistics
+    if value is None or slope is None or slope.nan or slope.inf or not row.is_floating:
+        return False
+    return rate * slope.l2 * _MOMENTUM < row.roundoff * value.l2
 
 
 def _is_zero(record: TensorRecord) -> bool:

@@ -27,7 +27,8 @@ class ImageReport:
     ``shape``: (height, width, channels); ``psnr`` in decibels over the reference's range, infinite for equal images;
     ``ssim``: structural similarity as scikit-image defines it, NaN where it is not installed or the image is too small;
     ``max_error``, ``mean_error``: absolute, of one channel value; ``wrong``: share of the pixels that are off by more
-    than half a level of an 8-bit image; ``nonfinite``: values that are NaN or infinite on one side only; ``places``:
+    than half a level of an 8-bit image; ``nonfinite``: values that are NaN on any side or infinite
+    on one, all of them where none is finite on both; ``places``:
     where the error sits, strongest first; ``picture``: the error map as PNG.
     """
 
@@ -76,7 +77,8 @@ def compare_images(reference: str | os.PathLike[str] | Array, candidate: str | o
             f"the images have other sizes: {left.shape} and {right.shape} (height, width, channels); render both alike"
         )
     finite = np.isfinite(left) & np.isfinite(right)
-    odd = int((~finite & ~((left == right) | (np.isnan(left) & np.isnan(right)))).sum())
+    # the same infinity is agreement (a depth map's sky), unless there is nothing else to agree on
+    odd = int((~finite & (left != right)).sum()) if finite.any() else finite.size
     left, right = np.where(finite, left, 0.0), np.where(finite, right, 0.0)
     error = np.abs(right - left)
     notes = () if finite.all() else (f"{int((~finite).sum())} values are not finite and are left out of every figure",)
