@@ -71,11 +71,33 @@ class BackwardJudge:
             if any(node.call.error for node in members):
                 continue  # the run stopped in there: what is missing was never computed
             orders = [record.order for node in members for record in node.gradients.values()]
-            lacking = [pair for node in sorted(members, key=lambda node: -node.call.exit) for pair in self._lack(node)]
+            late_first = sorted(members, key=lambda node: -node.call.exit)
+            rows += [row for node in late_first for row in self._rows_unused(node)]
+            lacking = [pair for node in late_first for pair in self._lack(node)]
             # a run recorded without gradients lacks all of them; one that skipped a backward pass lacks these
             if lacking and (orders or self._has_gradients):
                 rows += self._row_lacking(lacking, max(orders or [node.call.exit for node in members]))
         return rows
+
+    def _rows_unused(self, node: Node) -> list[RecordResult]:
+        """Parameters that a call's own code gives no gradient, although one comes back to its output."""
+        partner = self._alignment.pairs.get(node)
+        orders = [record.order for path, record in node.gradients.items() if path.partition(".")[0] == "output"]
+        if partner is None or not orders:
+            return []
+        last = max(record.order for record in node.gradients.values())
+        return [
+            make_row(
+                record,
+                self._blame(node, -1),
+                Status.FAIL,
+                "structure",
+                note=f"its code sends no gradient to {path.partition('.')[2]}: detached, frozen or not used",
+                order=last,
+            )
+            for path, record in partner.gradients.items()
+            if path.startswith("parameter.") and path not in node.gradients
+        ]
 
     def _lack(self, node: Node) -> list[tuple[Node, TensorRecord, str]]:
         partner = self._alignment.pairs.get(node)
@@ -104,11 +126,26 @@ class BackwardJudge:
     def _row_lacking(self, lacking: list[tuple[Node, TensorRecord, str]], order: int) -> list[RecordResult]:
         rows = []
         for number, (node, record, note) in enumerate(lacking):
-            caller = node.parent or node
+            caller = self._find_cutting(node)
             blame = blame_call(caller.call, caller.scope, caller.number, Site.INLINE, Phase.BACKWARD)
             status = Status.FAIL if number == 0 else Status.MISSING
             rows.append(make_row(record, blame, status, "structure", note=note, order=order))
         return rows
+
+    def _find_cutting(self, node: Node) -> Node:
+        """The innermost caller to whose own output a gradient comes back: one that has none is cut off itself."""
+        caller = node.parent or node
+        while caller.parent is not None and self._lacks_all(caller):
+            caller = caller.parent
+        return caller
+
+    def _lacks_all(self, node: Node) -> bool:
+        partner = self._alignment.pairs.get(node)
+        ours, theirs = (
+            any(path.partition(".")[0] == "output" for path in side.gradients) if side is not None else False
+            for side in (node, partner)
+        )
+        return theirs and not ours
 
     def _judge_entry(self, node: Node) -> list[RecordResult]:
         """The gradients that enter the model: made by loss code outside of it, which cannot be replayed."""
@@ -149,7 +186,23 @@ class BackwardJudge:
         known = node in self._alignment.pairs
         entered = self._raw.find_largest([*self._sources(node, record.order), *pairs]) if known else math.inf
         what = "a sum of what this code and the child itself send back"
-        return self._row_proportional(record, self._blame(node, child), entered, what)
+        row = self._row_proportional(record, self._blame(node, child), entered, what)
+        if row.status != Status.FAIL or not self._is_all_callers(node, child, record):
+            return row
+        note = "all of it comes from the caller's code: what the call itself makes of this output sends nothing back"
+        return make_row(record, self._blame(node.children[child], -1), Status.FAIL, "replay", note=note)
+
+    def _is_all_callers(self, node: Node, child: int, record: TensorRecord) -> bool:
+        """The whole gradient is what the caller's code alone sends back, by replay."""
+        found = self._replay.compute(node, child, record.key.path, True)
+        try:
+            actual = self._alignment.candidate.dump.values(record.key).astype("float64")
+        except (KeyError, DumpError):
+            return False
+        if found is None or found[0].shape != actual.shape:
+            return False
+        share = measure(actual, found[0])
+        return not share.nonfinite and share.over_max <= raw_limit(record.dtype)
 
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""

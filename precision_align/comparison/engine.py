@@ -21,6 +21,7 @@ from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
+from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
@@ -62,6 +63,7 @@ class Engine:
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
         self._forward.index_partners(self._candidate.nodes)
+        self._recomputed = RecomputationJudge(self._candidate)
         self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
 
     def run(self, progress: Progress | None = None) -> Comparison:
@@ -80,6 +82,7 @@ class Engine:
                 done += 1
                 if progress is not None:
                     progress(done, total)
+            rows += self._recomputed.judge(rank, step)
             for node in nodes:
                 rows += self._backward.judge(node)
             rows += self._backward.judge_lacking(nodes)
@@ -155,7 +158,10 @@ class Engine:
                 continue
             notes += [f"{name}: {note}" for note in side.dump.notes]
             if side.recomputed:
-                notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
+                notes.append(
+                    f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
+                    "are held against their own first pass"
+                )
         notes += self._note_flags()
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)

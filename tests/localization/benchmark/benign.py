@@ -11,7 +11,7 @@ from localization_benchmark.llama import Attention, Norm, make_llama
 from localization_benchmark.moe import make_moe
 from localization_benchmark.recurrent import make_gru, make_unrolled
 from localization_benchmark.splatting import make_loop, make_renderer, make_splat
-from localization_benchmark.training import Adam, Stock, clip, make
+from localization_benchmark.training import Adam, stock, clip, make
 from localization_benchmark.vision import make_conv, make_vit
 from torch import nn
 from torch.nn import functional
@@ -30,21 +30,21 @@ _add("order_conv", lambda faulty, seed, dtype: make_conv(seed, dtype))
 _add("order_vit", lambda faulty, seed, dtype: make_vit("", seed, dtype))
 _add("order_recurrent", lambda faulty, seed, dtype: make_unrolled("", seed, dtype))
 _add("order_renderer", lambda faulty, seed, dtype: make_renderer("", seed), (FP32,))
-_add("order_training", lambda faulty, seed, dtype: make(seed, dtype, Stock))
-_add("order_clipping", lambda faulty, seed, dtype: make(seed, dtype, Stock, between=clip))
+_add("order_training", lambda faulty, seed, dtype: make(seed, dtype, stock, steps=2))
+_add("order_clipping", lambda faulty, seed, dtype: make(seed, dtype, stock, between=clip))
 _add("dispatch_order", lambda faulty, seed, dtype: make_moe("layer:order" if faulty else "", seed, dtype))
 _add("recomputation", lambda faulty, seed, dtype: make_llama("", seed, dtype, recompute=faulty))
 _add("recomputation_off", lambda faulty, seed, dtype: make_llama("", seed, dtype, recompute=not faulty))
 _add("cast_before_weight", lambda faulty, seed, dtype: make_llama("norm2:early_cast" if faulty else "", seed, dtype))
 _add("reciprocal_frequencies", lambda faulty, seed, dtype: make_llama("rope:reciprocal" if faulty else "", seed, dtype))
-_add("optimizer_by_hand", lambda faulty, seed, dtype: make(seed, dtype, Adam if faulty else Stock), (FP32,))
-_add("optimizer_in_a_loop", lambda faulty, seed, dtype: make(seed, dtype, lambda p: Stock(p, foreach=not faulty)))
-_add("optimizer_fused", lambda faulty, seed, dtype: make(seed, dtype, lambda p: Stock(p, fused=faulty)))
+_add("optimizer_by_hand", lambda faulty, seed, dtype: make(seed, dtype, Adam if faulty else stock), (FP32,))
+_add("optimizer_in_a_loop", lambda faulty, seed, dtype: make(seed, dtype, lambda p: stock(p, foreach=not faulty)))
+_add("optimizer_fused", lambda faulty, seed, dtype: make(seed, dtype, lambda p: stock(p, fused=faulty)))
 _add("gru_unrolled", lambda faulty, seed, dtype: make_gru(faulty, False, seed, dtype), (FP32,))
 _add("blending_in_a_loop", lambda faulty, seed, dtype: make_loop(seed) if faulty else make_renderer("", seed), (FP32,))
 _add("scatter_reversed", lambda faulty, seed, dtype: make_splat("reversed" if faulty else "add", seed), (FP32,))
 _add("scatter_sorted", lambda faulty, seed, dtype: make_splat("sorted" if faulty else "add", seed), (FP32,))
-_add("micro_batches", lambda faulty, seed, dtype: make(seed, dtype, Stock, micro=2, steps=1))
+_add("micro_batches", lambda faulty, seed, dtype: make(seed, dtype, stock, micro=2))
 
 
 class FusedAttention(Attention):

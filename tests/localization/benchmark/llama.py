@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-D, HEADS, VOCAB, LENGTH, BATCH, LAYERS = 64, 4, 60, 32, 4, 3
+D, HEADS, VOCAB, LENGTH, BATCH, LAYERS = 64, 4, 60, 32, 4, 2
 START = 300  # positions beyond 256, where bfloat16 cannot hold them
 TINY = 7  # a token whose embedding is so small that the norm's eps matters
 
@@ -33,7 +33,7 @@ class EmbedGradient(torch.autograd.Function):
             flat = flat % (ctx.shape[0] // 2)
         total = torch.zeros(ctx.shape, dtype=torch.float32).index_add(0, flat, g.flatten(0, -2).float())
         if ctx.fault == "rare":
-            total[ids.amin(), :3] *= 1.5
+            total[ids[1, 5], :3] *= 1.5
         return total.to(g.dtype), None, None
 
 
@@ -48,7 +48,7 @@ class Embed(nn.Module):
         x = EmbedGradient.apply(self.weight, ids, self.fault)
         if self.fault != "padding":
             x = x * (ids != 0)[..., None]
-        return x * (1.0013 if self.fault == "scale" else 1.0)
+        return x * (1.285 if self.fault == "scale" else 1.2833)
 
 
 class Norm(nn.Module):
@@ -156,7 +156,7 @@ class Projection(nn.Linear):
         if self.fault == "offset":
             y = torch.cat((y[..., :16], y[..., :16], y[..., 32:]), -1)
         if self.fault == "fp16":
-            y = (16 * functional.linear(30 * x.half(), 200 * weight.half())).to(x.dtype) / 96000
+            y = (64 * functional.linear(30 * x.half(), 200 * weight.half())).to(x.dtype) / 384000
         if self.fault == "low_sum":
             parts = [a @ b.t() for a, b in zip(x.bfloat16().split(4, -1), weight.bfloat16().split(4, -1))]
             y = sum(parts[1:], parts[0]).to(x.dtype)
@@ -176,7 +176,7 @@ class Attention(nn.Module):
             getattr(self, name).fault = what
         self.rope, self.drop = Rope(width, rope), nn.Dropout(0.1)
         with torch.no_grad():
-            self.q.weight.mul_(3)  # logits large enough for their rounding to matter
+            self.q.weight.mul_(8)  # logits large enough for their rounding to matter
 
     def forward(self, x: torch.Tensor, keep: torch.Tensor, start: int) -> torch.Tensor:
         b, t, _ = x.shape
@@ -257,6 +257,8 @@ class Mlp(nn.Module):
         name, _, what = part.partition("=")
         if name:
             getattr(self, name).fault = what
+        with torch.no_grad():
+            self.gate.weight.mul_(3)  # activations in their bent range
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate(x), self.up(x)
@@ -386,15 +388,17 @@ def make_llama(fault: str, seed: int, dtype: torch.dtype, evaluate: bool = True,
 
 
 def _add(fault: str, first: str, sites: Any, row: str, words: tuple[str, ...] = (), dtypes: Any = BOTH, **more: Any) -> None:
+    plain = "proj:quantised=" if "quantised" in fault else ""
     options = {name: more.pop(name) for name in ("recompute", "passes") if name in more}
 
     def build(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
-        return make_llama(fault if faulty else "", seed, dtype, **options)
+        return make_llama(fault if faulty else plain, seed, dtype, **options)
 
     name = fault.replace(":", "_").replace("=", "_") + ("_second_pass" if options.get("passes") else "")
     add(name, "llama", build, first, sites, row=row, words=words, dtypes=dtypes, **more)
 
 
+SMALL = "one more rounding to the dtype inside: what a build of small operators may do (a warning)"
 ATTN, MLP = "layers.1.attn", "layers.1.mlp"
 _add("rope:interleaved", f"{ATTN}.rope", "module", "1")
 _add("rope:bf16", f"{ATTN}.rope", "module", "2")
@@ -404,7 +408,7 @@ _add("rope:sign", f"{ATTN}.rope", "module", "1")
 _add("rope:delta", f"{ATTN}.rope", "module", "16", call=1)
 _add("norm1:eps", "layers.0.norm1", "module", "pilot", ("row",))
 _add("norm2:low", "layers.1.norm2", "module", "pilot", ("row",))
-_add("norm2:weight_low", "layers.1.norm2", "module", "5", ("channel",))
+_add("norm2:weight_low", "layers.1.norm2", "module", "5", ("channel",), hidden={BF16: SMALL})
 _add("norm2:mean", "layers.1.norm2", "module", "pilot", ("shift", "row"))
 _add("embed:scale", "embed", "module", "6", ("scaled",))
 _add("embed:padding", "embed", "module", "10", ())
@@ -424,7 +428,7 @@ _add("attn:heads", ATTN, "inline", "pilot", ("permuted", "head"))
 _add("attn:scale", ATTN, "inline", "pilot", dtypes=(FP32, BF16, FP16))
 _add("attn:scale_1", ATTN, "inline", "numerics 4.2")
 _add("attn:cap", ATTN, "inline", "pilot")
-_add("attn:low_softmax", ATTN, "inline", "pilot")
+_add("attn:low_softmax", ATTN, "inline", "pilot", hidden={BF16: SMALL})
 _add("attn:mask_late", ATTN, "inline", "pilot")
 _add("attn:window", ATTN, "inline", "17")
 _add("attn:no_padding", ATTN, "inline", "17")
