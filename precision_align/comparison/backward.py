@@ -6,6 +6,7 @@ import math
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
@@ -22,8 +23,15 @@ class BackwardJudge:
     """Judges gradients: of inputs and parameters by the call that used them, of outputs by the caller that went on."""
 
     def __init__(
-        self, alignment: Alignment, raw: RawComparer, replay: ReplayProvider, forward: ForwardJudge, owned: Owned
+        self,
+        alignment: Alignment,
+        raw: RawComparer,
+        replay: ReplayProvider,
+        forward: ForwardJudge,
+        owned: Owned,
+        certificates: CertificateProvider,
     ) -> None:
+        self._certificates = certificates
         self._alignment = alignment
         self._raw = raw
         self._replay = replay
@@ -45,6 +53,7 @@ class BackwardJudge:
                 make_row(record, self._blame(node, child), Status.PASS, "hash", note=note) for child, record in targets
             ]
         verdicts, reason = self._replay.judge_backward(node)
+        verdicts = self._certificates.combine(node, verdicts, backward=True)
         for child, record in targets:
             if record.extra.get("inside"):
                 rows.append(self._row_inside(node, child, record))

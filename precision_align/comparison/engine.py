@@ -16,6 +16,7 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
@@ -59,12 +60,17 @@ class Engine:
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate)
         self._replay = ReplayProvider(self._alignment, replay)
+        self._certificates = CertificateProvider(self._alignment)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
+        self._forward = ForwardJudge(
+            self._alignment, self._raw, self._replay, self._list_owned, self._certificates
+        )
         self._forward.index_partners(self._candidate.nodes)
         self._recomputed = RecomputationJudge(self._candidate)
-        self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
+        self._backward = BackwardJudge(
+            self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
+        )
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (calls done, calls in all)."""
@@ -162,7 +168,7 @@ class Engine:
                     f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
                     "are held against their own first pass"
                 )
-        notes += self._note_flags()
+        notes += [*self._certificates.describe(), *self._note_flags()]
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
         if weak and not self._replay.is_given:

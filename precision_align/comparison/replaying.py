@@ -49,16 +49,16 @@ class ReplayProvider:
             self.reason = "torch is not installed here: no replay, raw evidence only"
             return
         self._not_replayable = import_module("precision_align.replay.replayability").NotReplayable
-        root = _make_root(replay)
+        root = make_root(replay)
         candidate = alignment.candidate
-        locate = _make_locator(root, candidate)
+        locate = make_locator(root, candidate)
         self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes, self._find_training)
         self._load_error = ""
         self._own: Any = None
         self._loaded: Moment | None = None
         self._own_loaded: Moment | None = None
         if alignment.reference is not None:
-            own_locate = _make_locator(root, alignment.reference)
+            own_locate = make_locator(root, alignment.reference)
             self._own = judging.Replayer(
                 alignment.reference.dump,
                 root,
@@ -69,12 +69,12 @@ class ReplayProvider:
 
     def _load(self, node: Node) -> None:
         """Take the parameters and buffers as they stood when the call was made."""
-        moment = _find_moment(self._alignment.candidate, node)
+        moment = find_moment(self._alignment.candidate, node)
         if self._loaded == moment:
             return
         self._loaded, self._load_error = moment, ""
         try:
-            self._replayer.load(_collect_state(self._alignment.candidate, node))
+            self._replayer.load(collect_state(self._alignment.candidate, node))
         except self._not_replayable as error:
             self._load_error = str(error)
         except Exception as error:
@@ -153,10 +153,10 @@ class ReplayProvider:
         if self._own is None or partner is None or len(partner.children) != len(node.children):
             return []
         assert self._alignment.reference is not None
-        moment = _find_moment(self._alignment.reference, partner)
+        moment = find_moment(self._alignment.reference, partner)
         try:
             if self._own_loaded != moment:
-                self._own.load(_collect_state(self._alignment.reference, partner))
+                self._own.load(collect_state(self._alignment.reference, partner))
                 self._own_loaded = moment
             targets = getattr(self._own, method)(partner)
         except Exception:  # nothing is known of the reference's own record then, and the failure stands
@@ -178,11 +178,11 @@ class ReplayProvider:
         return node.call.training if partner is None else partner.call.training
 
 
-def _find_moment(side: Side, node: Node) -> Moment:
+def find_moment(side: Side, node: Node) -> Moment:
     return node.unit.rank, node.unit.step, side.count_updates(node.unit.rank, node.unit.step, node.call.enter)
 
 
-def _collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]:
+def collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]:
     """Parameters and buffers when a call was made, by aligned owner and name, tied ones under all their names."""
     records = side.parameters_at(node.unit.rank, node.unit.step, node.call.enter)
     records.update(side.select_state(node.unit.rank, node.unit.step, Role.BUFFER, Phase.FORWARD))
@@ -196,7 +196,7 @@ def _describe(error: BaseException) -> str:
     return f"the replay raised {type(error).__name__}: {first[:160]}"
 
 
-def _make_root(replay: Any) -> Any:
+def make_root(replay: Any) -> Any:
     if replay is None:
         return None
     module = import_module("torch.nn").Module
@@ -217,7 +217,7 @@ def _make_root(replay: Any) -> Any:
     return made
 
 
-def _make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
+def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     """Aligned scope -> module path in the replay module: same path and class, same aligned name, or an alias."""
     if root is None:
         return lambda scope: None

@@ -74,7 +74,12 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     """A divergence from the first record that shows it."""
     where = f" (seen at {row.role} {row.path or 'value'})"
-    provider = {"replay": "float64 replay on the candidate's own inputs", "raw": "raw difference"}
+    provider = {
+        "replay": "float64 replay on the candidate's own inputs",
+        "raw": "raw difference",
+        "certificate": "the reference's certificate, on its very inputs",
+        "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
+    }
     return Divergence(
         scope=row.scope,
         site=row.site,

@@ -22,12 +22,13 @@ from precision_align.numerics.limits import LIMITS, U32, Limits
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on one tensor, the reason in words, and the numbers behind it."""
+    """The verdict on one tensor, the reason in words, the numbers behind it, and whose golden it was held against."""
 
     status: Status
     why: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     limit: Limit | None = None
+    evidence: str = "replay"
 
 
 @dataclass(frozen=True)
