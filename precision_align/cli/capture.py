@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODULE:ATTRIBUTE",
-        help="the model, such as __main__:model (default: the first module with parameters that is called)",
+        help="the model, such as __main__:model (default: all outermost modules that are called)",
     )
     _add_limits(parser)
     _add_storage(parser)
@@ -139,8 +139,8 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
 
 def read_options(arguments: argparse.Namespace) -> Any:
     """The options of a launch. Raises UsageError."""
-    from precision_align.recording.launching import LaunchOptions
     from precision_align.recording.limits import Limits
+    from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
 
     if arguments.plan and arguments.select:
@@ -171,7 +171,8 @@ def read_options(arguments: argparse.Namespace) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script. Returns its exit status."""
-    from precision_align.recording.launching import Launch, run_script
+    from precision_align.recording.launching import run_script
+    from precision_align.recording.watching import Launch
 
     options = read_options(arguments)
     words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script

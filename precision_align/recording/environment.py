@@ -6,6 +6,7 @@ import itertools
 import os
 import platform
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -104,10 +105,23 @@ def has_compiled() -> bool:
     return bool(counters.get("frames", {}).get("total", 0))
 
 
+def update_models(info: RunInfo, model: torch.nn.Module) -> RunInfo:
+    """The same run with what its model has become."""
+    return replace(info, **_describe_model(model))
+
+
+def _describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    tied = tied_names(model)
+    return {
+        "modules": module_classes(model),
+        "aliases": first_names(model)[1],
+        "parameters": {name: tied.get(name, []) for name, _ in model.named_parameters()},
+    }
+
+
 def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None) -> RunInfo:
     """Everything about a run that is known before its first step."""
     number, world = find_rank(rank)
-    _, aliases = first_names(model)
     switches = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
     return RunInfo(
         run=uuid4().hex,
@@ -122,8 +136,6 @@ def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None)
             "environment": switches,
             "layout": describe_layout(model),
         },
-        modules=module_classes(model),
-        aliases=aliases,
-        parameters={name: tied_names(model).get(name, []) for name, _ in model.named_parameters()},
+        **_describe_model(model),
         command=" ".join(sys.argv),
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
@@ -49,7 +50,7 @@ def open_reference(
     if "modules" not in plan.sources:
         raise UsageError("forcing replaces what modules return: sources must have 'modules'")
     if isinstance(force, (str, PathLike)):
-        return Reference(opened.enter_context(open_dump(force)), rank)
+        return Reference(opened.enter_context(open_dump(Path(force).absolute())), rank)
     if not hasattr(force, "records") or not hasattr(force, "payload"):
         raise UsageError(f"force takes a reference's dump or its path, not a {type(force).__name__}")
     return Reference(force, rank)

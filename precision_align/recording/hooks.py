@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from typing import Any, Callable
 
@@ -81,8 +82,8 @@ class Hooks:
     ) -> None:
         self._enter, self._leave, self._note = enter, leave, note
         self._handles: list[Any] = []
-        self._hooked: set[int] = set()
-        self._callable: list[str] = []
+        self._hooked: dict[int, weakref.ref[torch.nn.Module]] = {}  # an id alone may come again
+        self._callable: dict[str, None] = {}
 
     def attach(self, model: torch.nn.Module) -> None:
         """Hook every module that has no hooks of ours yet (models may grow while they run)."""
@@ -90,9 +91,10 @@ class Hooks:
             return
         modules, _ = first_names(model)
         for scope, module in modules.items():
-            if id(module) in self._hooked:
+            known = self._hooked.get(id(module))
+            if known is not None and known() is module:
                 continue
-            self._hooked.add(id(module))
+            self._hooked[id(module)] = weakref.ref(module)
             if isinstance(module, torch.jit.ScriptModule):
                 self._note(f"module {scope!r} is compiled TorchScript and takes no hooks: its calls were not recorded")
                 continue
@@ -107,7 +109,7 @@ class Hooks:
 
     def _attach_one(self, scope: str, module: torch.nn.Module) -> None:
         if type(module).forward is not torch.nn.Module.forward:
-            self._callable.append(scope)
+            self._callable[scope] = None
 
         # first, so that what the user's own hooks do to the inputs and the state (spectral_norm) is part of the call
         self._handles.append(

@@ -90,12 +90,12 @@ class ParameterRecorder:
         self._tape, self._model = tape, model
         self._inventory = Inventory(model)
 
-    def record_start(self) -> None:
-        """Parameters and buffers as the step finds them."""
-        for item in self._inventory.parameters():
-            self._record(item, Phase.FORWARD, Role.PARAMETER, item.tensor, 0)
-        for item in owned_buffers(self._model):
-            self._record(item, Phase.FORWARD, Role.BUFFER, item.tensor, 0)
+    def record_start(self, within: str = "") -> None:
+        """Parameters and buffers as the step finds them; ``within``: of this scope and those below it only."""
+        for role, owned in ((Role.PARAMETER, self._inventory.parameters()), (Role.BUFFER, owned_buffers(self._model))):
+            for item in owned:
+                if not within or f"{item.scope}.".startswith(f"{within}."):
+                    self._record(item, Phase.FORWARD, role, item.tensor, 0)
 
     def record_totals(self, ordinal: int) -> None:
         """All gradients as they stand in ``.grad``; ``ordinal`` counts the backward passes of this micro-batch."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
@@ -115,6 +116,7 @@ def start_recorder(
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
     limits.check()
+    path = None if path is None else str(Path(path).absolute())  # the run may change the working directory
     optimizers = as_optimizers(optimizer)
     info = describe_run(model, plan, rank)
     info = replace(info, capture={**info.capture, **limits.describe()})

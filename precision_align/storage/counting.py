@@ -80,7 +80,7 @@ class CountingSink:
     def __init__(self, enough: Optional[int] = 1) -> None:
         self.steps: list[StepCount] = []
         self.notes: list[str] = []
-        self._enough = enough
+        self.enough = enough
         self._running = _Running()
         self._info_bytes = 0
 
@@ -107,8 +107,8 @@ class CountingSink:
             return
         self.steps.append(self._running.finish(step, self._info_bytes))
         self._running = _Running()
-        if self._enough is not None and len(self.steps) >= self._enough:
-            self._enough = None  # once only: the session ends its step again while it closes
+        if self.enough is not None and len(self.steps) >= self.enough:
+            self.enough = None  # once only: the session ends its step again while it closes
             raise StepCounted
 
     def close(self, info: RunInfo) -> None:
