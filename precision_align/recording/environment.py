@@ -102,7 +102,7 @@ def find_last_step(folder: str, rank: int) -> int:
 def has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return bool(counters.get("frames", {}).get("total", 0))
+    return any(counters.get("frames", {}).values()) or any(counters.get("stats", {}).values())
 
 
 def update_models(info: RunInfo, model: torch.nn.Module) -> RunInfo:

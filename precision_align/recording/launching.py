@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from precision_align.core.errors import UsageError
+from precision_align.recording.eagerness import check_eager
 from precision_align.recording.environment import find_rank
 from precision_align.recording.forcing import open_reference
 from precision_align.recording.plan import make_plan
@@ -29,6 +30,7 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     """
     make_plan(options.sources, options.payload, options.select, options.steps)
     options.limits.check()
+    check_eager(options.eager)
     with ExitStack() as opened:  # a mistake in them is to be said before the script runs
         options.limits.make_trigger(opened)
         options.limits.make_switch(opened)

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import torch
 
-from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
@@ -29,12 +29,12 @@ from precision_align.recording.parameters import ParameterRecorder
 from precision_align.recording.passes import PassRecorder
 from precision_align.recording.points import check_saved, read_number
 from precision_align.recording.series import Series
-from precision_align.recording.silence import NOTHING_CALLED, describe_silent
+from precision_align.recording.silence import describe_silent, explain_emptiness
 from precision_align.recording.tape import Place, Tape
 
 
 class Recorder:
-    """A running session. ``notes``: what was not recorded so far, and why.
+    """A running session. ``notes``: what was not recorded so far, and why; ``emptiness``: why nothing at all was.
 
     Where ``step()`` is not used, each outermost forward of the model is a step (where only its parts are called, each
     backward pass ends one); with ``accumulates`` a step is all forwards up to the optimizers' steps (see ``cycles``),
@@ -61,7 +61,8 @@ class Recorder:
         self._hooks = Hooks(self._enter, self._leave, tape.note)
         self._cleanup = ExitStack()
         self._open = self._closed = self._explicit = self._step_open = False
-        self._num_steps = 0
+        self.emptiness = ""
+        self._num_steps, self._given = 0, False
         self._cycle = Cycle(model)
         self._others: set[str] = set()
         self._forcer = None if setup is None else setup.forcer
@@ -116,6 +117,8 @@ class Recorder:
             if error is None:
                 raise
             warnings.warn(f"the dump could not be closed properly: {problem}", RuntimeWarning, stacklevel=2)
+        if self.emptiness and error is None:
+            raise NothingCaptured(f"nothing was captured: {self.emptiness}")
 
     def _close(self) -> None:
         try:
@@ -134,11 +137,19 @@ class Recorder:
         if self._crew.muted:
             self._tape.note(f"rank {self._info.rank} was not asked to record")
             return
-        if not self._tape.num_calls:
-            self._tape.note(NOTHING_CALLED)
+        if not self._tape.num_calls and not self._calls.called:
+            self._note_emptiness()
             return
         for note in describe_silent(self._model, self._hooks.uncalled(self._calls.called)):
             self._tape.note(note)
+
+    def _note_emptiness(self) -> None:
+        if self._crew.switch is not None:
+            self._tape.note(f"recording was never switched on ({self._crew.switch.text}): nothing was captured")
+            return
+        reason = explain_emptiness(self._model, self._tape.plan, self._num_steps)
+        self._tape.note(reason)
+        self.emptiness = "" if self._given else reason
 
     @contextlib.contextmanager
     def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
@@ -158,6 +169,7 @@ class Recorder:
 
     def log(self, **values: Any) -> None:
         """Points of scalar series at this step, for example ``log(loss=loss)``: numbers or one-element tensors."""
+        self._given = True
         for name, value in values.items():
             self._series.add(name, self._tape.clock.batch, read_number(name, value), given=True)
 
@@ -167,6 +179,7 @@ class Recorder:
         The same name again in a step counts as its next call. Raises UsageError for what is no name and tensor.
         """
         check_saved(name, tensor)
+        self._given = True
         if self._tape.clock.recording:
             clock = self._tape.clock
             number = self._series.count(f"save:{name}")

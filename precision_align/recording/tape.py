@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 
-from precision_align.core.records import Call, Point, RunInfo
+from precision_align.core.records import OPTIMIZER_SCOPE, Call, Point, RunInfo
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.recording.budgets import Budget
 from precision_align.recording.copies import Staged
@@ -98,6 +98,8 @@ class Shelf:
 @dataclass
 class Tape:
     """Hands drafts, calls and points to the sink, in the order of one session-wide counter.
+
+    ``num_calls``: so far, but for those of optimizers.
 
     Methods may be called from any thread (autograd runs hooks on its device threads). What a record has in common with
     that of other steps is made once (:class:`~precision_align.storage.drafts.Slot`), and records go to the sink in
@@ -207,7 +209,7 @@ class Tape:
     def call(self, call: Union[Call, DeferredCall]) -> None:
         """Hand a finished call to the sink."""
         with self._lock:
-            self.num_calls += 1
+            self.num_calls += isinstance(call, DeferredCall) or not call.scope.startswith(OPTIMIZER_SCOPE)
             self._waiting.append(call)
 
     def point(self, point: Point) -> None:

@@ -45,6 +45,7 @@ class LaunchOptions:
     append: bool = False
     limits: Limits = NO_LIMITS
     force: Optional[str] = None
+    eager: bool = False
     dry_run: bool = False
 
 
@@ -149,6 +150,7 @@ class Watch:
             sink=self._launch.counted,
             taps=self._taps,
             force=options.force,
+            eager=options.eager,
         )
         self._launch.recorder = self._session.enter_context(recorder)
 
