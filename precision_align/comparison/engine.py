@@ -19,6 +19,7 @@ from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
@@ -63,6 +64,7 @@ class Engine:
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
         self._forward.index_partners(self._candidate.nodes)
         self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
+        self.operations = OperationJudge(self._alignment, self._raw)
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (calls done, calls in all)."""
@@ -86,12 +88,16 @@ class Engine:
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
             rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
+        rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
         rows = [self._rules.apply(row) for row in rows]
-        roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
+        alone = rows if self.operations.is_alone else []
+        roots = frozenset(
+            {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
+        )
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
@@ -157,6 +163,7 @@ class Engine:
             if side.recomputed:
                 notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
         notes += self._note_flags()
+        notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
         if weak and not self._replay.is_given:

@@ -25,7 +25,7 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     findings = locate(engine.run(progress), rules)
     if findings.first is None:
         return findings
-    first = explain_first(engine, findings.first)
+    first = engine.operations.name(explain_first(engine, findings.first))
     return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
 
 

@@ -165,10 +165,10 @@ def gather_crew(
     """The companions of one session."""
     taps = Taps(tape.plan.sources) if setup.taps is None else setup.taps
     findings, scales = Findings(tape), ScaleWatcher(tape)
-    functions = FunctionRecorder(tape, calls, ledger, taps.functions)
+    functions = FunctionRecorder(tape, calls, ledger, taps.functions, model)
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
-        members.append(OperatorRecorder(tape, calls, taps.operators, findings))
+        members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
     if setup.facts:
         members.append(BatchFacts(model, series, tape.clock))
     if setup.forcer is not None:

@@ -29,6 +29,7 @@ from precision_align.recording.findings import Findings
 from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
+from precision_align.recording.parameters import list_state
 from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape
 
@@ -112,8 +113,10 @@ def _storage_of(tensor: torch.Tensor) -> Optional[StorageWeakRef]:
 class OperatorRecorder(Companion):
     """Records what an :class:`OperatorTap` sees while a step is recorded."""
 
-    def __init__(self, tape: Tape, calls: CallRecorder, tap: OperatorTap, findings: Findings) -> None:
-        self._tape, self._calls, self._tap, self._findings = tape, calls, tap, findings
+    def __init__(
+        self, tape: Tape, calls: CallRecorder, tap: OperatorTap, findings: Findings, model: torch.nn.Module
+    ) -> None:
+        self._tape, self._calls, self._tap, self._findings, self._model = tape, calls, tap, findings, model
         self._numbers: Counter[tuple[Any, ...]] = Counter()
         self._origins: dict[int, Spot] = {}
         self._producers = Producers()
@@ -135,6 +138,8 @@ class OperatorRecorder(Companion):
             self._numbers.clear()
             self._origins.clear()
             self._producers.clear()
+            for name, tensor in list_state(self._model):
+                self._producers.remember(tensor, name)
 
     def follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator and record it."""

@@ -73,6 +73,12 @@ def owned_buffers(model: torch.nn.Module) -> list[Owned]:
     return [Owned.split(name, buffer) for name, buffer in model.named_buffers()]
 
 
+def list_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """("state:NAME", tensor) of all parameters and buffers: what operations may have been given from them."""
+    for item in (*owned_parameters(model), *owned_buffers(model)):
+        yield f"state:{item.name}", item.tensor
+
+
 def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
     """First name -> other names, of parameters that several modules share."""
     first: dict[int, str] = {}
