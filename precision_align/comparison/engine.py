@@ -17,6 +17,7 @@ from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.continuity import judge_continuity
+from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.operations import OperationJudge
@@ -58,7 +59,8 @@ class Engine:
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate)
-        self._replay = ReplayProvider(self._alignment, replay)
+        self._is_forced = candidate.info.forced
+        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
@@ -92,6 +94,7 @@ class Engine:
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
+        rows = [mark_row(row) for row in rows] if self._is_forced else rows
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
         rows = [self._rules.apply(row) for row in rows]
         alone = rows if self.operations.is_alone else []
@@ -153,7 +156,8 @@ class Engine:
         return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
+        notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)
         for name, side in (("reference", self._reference), ("candidate", self._candidate)):

@@ -74,7 +74,11 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     """A divergence from the first record that shows it."""
     where = f" (seen at {row.role} {row.path or 'value'})"
-    provider = {"replay": "float64 replay on the candidate's own inputs", "raw": "raw difference"}
+    provider = {
+        "replay": "float64 replay on the candidate's own inputs",
+        "raw": "raw difference",
+        "forced": "forced comparison, on the reference's own inputs",
+    }
     return Divergence(
         scope=row.scope,
         site=row.site,

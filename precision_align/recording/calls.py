@@ -238,9 +238,11 @@ class CallRecorder:
             staged = self._copy(tensor)
             known = frame.seen.get(id(tensor))
             extra = describe_origin(known, tensor, staged)
-            self._hand_over(frame, Role.OUTPUT, path, staged, extra)
+            own, given = staged, tensor
             if self.forcer is not None and frame.pair is not None:
                 tensor, staged = self._force(frame, path, tensor, staged, extra, forced)
+            told = extra if tensor is given else {**extra, "forced": True}
+            self._hand_over(frame, Role.OUTPUT, path, own, told)
             local = prefixed("output", path)
             frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:

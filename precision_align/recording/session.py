@@ -130,6 +130,8 @@ def start_recorder(
     first = find_last_step(str(path), info.rank) + 1 if append and sink is None else 0
     with ExitStack() as opened:
         reference = open_reference(force, info.rank, plan, opened)
+        if reference is not None:
+            info = replace(info, forced=True, capture={**info.capture, "forced_from": reference.dump.info.run})
         switch = limits.make_switch(opened)
         trigger = limits.make_trigger(opened)
         muted = not limits.wants_rank(info.rank)
@@ -143,4 +145,4 @@ def start_recorder(
     tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
     setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager)
-    return Recorder(model, tape, replace(info, forced=reference is not None), optimizers, accumulates, setup)
+    return Recorder(model, tape, info, optimizers, accumulates, setup)
