@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from precision_align.core.records import RunInfo
+from precision_align.devices.ascend import find_ascend_versions
 from precision_align.recording.hooks import first_names
 from precision_align.recording.modes import session_modes
 from precision_align.recording.origins import module_classes
@@ -68,17 +69,17 @@ def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def find_versions() -> dict[str, str]:
-    """Versions of what takes part; torch_npu only if the program has loaded it."""
+    """Versions of what takes part; torch_npu only if the program has loaded it, CANN, driver and firmware if there."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     torch_npu = sys.modules.get("torch_npu")
     if torch_npu is not None:
         versions["torch_npu"] = str(getattr(torch_npu, "__version__", "unknown"))
-    for name in ("CANN_VERSION", "ASCEND_TOOLKIT_HOME"):
-        if os.environ.get(name):
-            versions["cann"] = os.environ[name]
-            break
+        commit = getattr(getattr(torch_npu, "version", None), "git_version", None)
+        if isinstance(commit, str) and commit not in ("", "Unknown"):
+            versions["torch_npu commit"] = commit
+    versions.update(find_ascend_versions())
     return versions
 
 
