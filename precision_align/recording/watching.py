@@ -14,7 +14,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.trees import class_name
-from precision_align.recording.calls import flatten_arguments
 from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
@@ -24,6 +23,7 @@ from precision_align.recording.origins import plain_attributes
 from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
+from precision_align.recording.structures import flatten_arguments
 from precision_align.storage.counting import CountingSink
 
 
