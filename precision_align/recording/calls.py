@@ -19,6 +19,7 @@ from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
+from precision_align.recording.replicas import Replica, find_replica, is_replica
 from precision_align.recording.sightings import Sighting, describe_origin, same_bits, shares_memory
 from precision_align.recording.sites import Site
 from precision_align.recording.structures import Leaves, flatten_arguments, flatten_call, prefixed
@@ -50,6 +51,7 @@ class Frame:
         "raised_before",
         "random",
         "repeats",
+        "replica",
         "seen",
         "shelf",
         "site",
@@ -74,6 +76,7 @@ class Frame:
         self.buffers: dict[str, Staged] = {}
         self.repeats: Optional[FirstCall] = None
         self.pair: Any = None
+        self.replica: Optional[Replica] = None
 
     def remember(self, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> None:
         """A child returned this tensor; what was seen before stays the origin while it still holds."""
@@ -88,7 +91,8 @@ class CallRecorder:
     def __init__(self, tape: Tape, ledger: Ledger) -> None:
         self._tape, self._ledger = tape, ledger
         self._local = threading.local()
-        self._numbers: dict[tuple[int, str, Pass], int] = {}
+        self._numbers: dict[tuple[int, str, Pass, int], int] = {}
+        self._latest: list[Frame] = []  # the calls of the thread that last began one on no replica
         self._recomputations = Recomputations()
         self._sites: dict[str, Site] = {}
         self._modes: tuple[Any, Any, Mapping[str, Any]] = (None, None, {})
@@ -113,6 +117,7 @@ class CallRecorder:
             self._recomputations.clear()
             self._num_open = 0
             self._local = threading.local()
+            self._latest = []
 
     @property
     def open_frames(self) -> Sequence[Frame]:
@@ -134,11 +139,17 @@ class CallRecorder:
         """Before a module's forward."""
         frames = self._frames
         above = frames[-1] if frames else None
-        place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE)
         tree, leaves = flatten_call(args, kwargs)
+        replica = None
+        if is_replica(module):
+            above, replica = self._place_replica(above, leaves)
+        elif frames is not self._latest:
+            self._latest = frames
+        place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE, replica)
         site = self._find_site(module, scope)
         parent = -1 if above is None else above.identity
         frame = Frame(site, place, self._tape.find_shelf(place), identity, parent, self._tape.tick(), tree)
+        frame.replica = replica
         self._relate(frame, above, leaves)
         frames.append(frame)
         if place.pass_ is Pass.FIRST:
@@ -147,11 +158,18 @@ class CallRecorder:
         if site.wanted:
             self._take_inputs(frame, leaves)
 
+    def _place_replica(self, above: Optional[Frame], leaves: Leaves) -> tuple[Optional[Frame], Optional[Replica]]:
+        """The caller of a replica's call, which runs on another thread, and which replica it is."""
+        if above is not None:
+            return above, above.replica
+        holder = self._latest[-1] if self._latest else None
+        return holder, find_replica(None if holder is None else holder.module, [tensor for _, tensor in leaves])
+
     def _find_site(self, module: torch.nn.Module, scope: str) -> Site:
         site = self._sites.get(scope)
         if site is None or site.module is not module:
             site = Site(module, scope, self._tape.plan.wants_scope(scope))
-            if not getattr(module, "_is_replica", False):  # DataParallel makes new ones for every call
+            if not is_replica(module):  # DataParallel makes new ones for every call
                 self._sites[scope] = site
         return site
 
@@ -196,13 +214,15 @@ class CallRecorder:
             while frames:
                 self._close(frames.pop(), _NOTHING, "its end was not seen")
 
-    def _number(self, scope: str, pass_: Pass) -> tuple[Place, int]:
+    def _number(self, scope: str, pass_: Pass, replica: Optional[Replica]) -> tuple[Place, int]:
         clock = self._tape.clock
         batch = clock.batch
-        key = (batch, scope, pass_)
+        index, count = (0, 1) if replica is None else replica
+        key = (batch, scope, pass_, index)
         with self._lock:
-            call = self._numbers.get(key, 0)
-            self._numbers[key] = call + 1
+            number = self._numbers.get(key, 0)
+            self._numbers[key] = number + 1
+            call = number * count + index
             self.called.add(scope)
             return Place(clock.step, batch, scope, call, pass_), next(clock.identities)
 

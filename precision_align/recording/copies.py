@@ -22,6 +22,7 @@ _SPARSE_PARTS = {
     "sparse_bsr": ("crow_indices", "col_indices", "values"),
     "sparse_bsc": ("ccol_indices", "row_indices", "values"),
     "jagged": ("values", "offsets"),
+    "nested": ("values", "_nested_tensor_size"),
 }
 
 
@@ -76,6 +77,8 @@ class Unstorable(Exception):
 def stage_fresh(tensor: torch.Tensor) -> Staged:
     """A new copy. Raises whatever torch raises for tensors nobody can copy; call inside :func:`untouched`."""
     layout = layout_of(tensor)
+    if tensor.is_nested and layout == "strided":  # one buffer behind another, of the sizes listed; torch's first kind
+        return _stage_parts(tensor.contiguous(), "nested")
     if layout in _SPARSE_PARTS:
         return _stage_parts(tensor, layout)
     if layout == "_mkldnn":
@@ -99,7 +102,7 @@ def _stage_parts(tensor: torch.Tensor, layout: str) -> Staged:
     parts = []
     for method in _SPARSE_PARTS[layout]:
         part = getattr(tensor.detach(), method)()
-        parts.append((method.lstrip("_"), stage_fresh(part)))
+        parts.append((method.lstrip("_").replace("nested_tensor_size", "sizes"), stage_fresh(part)))
     names = ", ".join(name for name, _ in parts)
     return describe(tensor, reason=f"{layout}: kept as its parts {names}", parts=tuple(parts))
 

@@ -14,7 +14,7 @@ import torch
 from precision_align.core.trees import Tree, class_name, flatten, scalars
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(warnings.__file__))
-_BOOKKEEPING = frozenset(torch.nn.Module().__dict__)
+_BOOKKEEPING = frozenset((*torch.nn.Module().__dict__, "_is_replica", "_former_parameters"))
 
 
 def caller_line() -> str:

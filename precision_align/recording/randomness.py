@@ -40,10 +40,12 @@ def describe_generators() -> Mapping[str, str]:
 
 
 def _describe_all() -> dict[str, str]:
-    text = _describe("cpu", torch.default_generator.get_state())
+    try:
+        found = {"cpu": _describe("cpu", torch.default_generator.get_state())}
+    except RuntimeError:  # inside a torch.func transform a new tensor is a wrapper without memory
+        return {}
     if not _cuda_is_initialized() and "torch_npu" not in sys.modules:
-        return {"cpu": text}
-    found = {"cpu": text}
+        return found
     for name in ("cuda", "npu"):
         device = getattr(torch, name, None)
         if device is None or (name == "npu" and "torch_npu" not in sys.modules):

@@ -9,6 +9,7 @@ import torch
 
 from precision_align.core.trees import Tree, class_name
 from precision_align.recording.origins import is_settled, plain_attributes
+from precision_align.recording.replicas import former_parameters
 
 _UNKNOWN: Any = object()
 # One before the call and one after it are ours.
@@ -64,7 +65,7 @@ class Site:
         """The parameters that it holds itself, each once, by their names."""
         if type(self.module).named_parameters is not torch.nn.Module.named_parameters:
             return self.module.named_parameters(recurse=False)
-        return _name_once(self.module._parameters)
+        return _name_once(self.module._parameters or former_parameters(self.module))
 
     def own_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The buffers that it holds itself, each once, by their names."""

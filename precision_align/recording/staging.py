@@ -128,7 +128,9 @@ class Stager:
 
         Nothing here calls an operator, which modes could see: this is most of the cost of recording.
         """
-        if not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_neg() or _is_transformed(tensor):
+        if not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_neg():
+            return None
+        if _is_transformed(tensor):
             return None
         looks = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
         try:
