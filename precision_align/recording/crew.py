@@ -100,6 +100,7 @@ class Crew:
 
     tape: Tape
     scales: ScaleWatcher
+    findings: Findings
     members: Sequence[Companion]
     taps: Taps
     switch: Optional[Switch] = None
@@ -173,4 +174,4 @@ def gather_crew(
         members.append(BatchFacts(model, series, tape.clock))
     if setup.forcer is not None:
         members.append(setup.forcer)
-    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)
+    return Crew(tape, scales, findings, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)

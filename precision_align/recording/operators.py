@@ -30,6 +30,7 @@ from precision_align.recording.gradients import graph_task, running_node, sequen
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import list_state
+from precision_align.recording.storages import storage_of
 from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape
 
@@ -91,23 +92,15 @@ class Producers:
 
     def find(self, tensor: torch.Tensor) -> str:
         """ "IDENTITY:PATH" of the writer, "" where none of this step is known."""
-        key = _storage_of(tensor)
+        key = storage_of(tensor)
         known = None if key is None else self._known.get(key.cdata)
         return "" if known is None or known[0].expired() else known[1]  # type: ignore[no-untyped-call]
 
     def remember(self, tensor: torch.Tensor, text: str) -> None:
         """This tensor's storage was written by that operator."""
-        key = _storage_of(tensor)
+        key = storage_of(tensor)
         if key is not None:
             self._known[key.cdata] = (key, text)
-
-
-def _storage_of(tensor: torch.Tensor) -> Optional[StorageWeakRef]:
-    try:
-        with torch._C.DisableTorchFunction():  # asking for a storage dispatches nothing
-            return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapped tensors have none
-        return None
 
 
 class OperatorRecorder(Companion):
@@ -211,6 +204,9 @@ class OperatorRecorder(Companion):
     def _finish(self, running: _Running, result: Any, error: str) -> None:
         tree, leaves = flatten_arguments(result)
         self._remember_node(running.spot)
+        if running.spot.parent != -1:
+            place, line = running.place, running.spot.line
+            self._findings.hops.look(place.op, computes(running.func), running.leaves, leaves, line)
         if computes(running.func):
             self._take_outputs(running, leaves)
         spot, place = running.spot, running.place

@@ -131,7 +131,9 @@ class Recorder:
             self._cleanup.close()
             self._crew.finish()
             self._note_unseen()
-            self._tape.close(replace(self._info, notes=tuple(self._tape.notes)))
+            found = self._crew.findings.listed()
+            capture = {**self._info.capture, "findings": found} if found else self._info.capture
+            self._tape.close(replace(self._info, capture=capture, notes=tuple(self._tape.notes)))
 
     def _note_unseen(self) -> None:
         if self._crew.muted:
