@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from precision_align.cli.output import print_json, print_log
 from precision_align.cli.parsers import PROGRAM
-from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.reporting.commands import join_command
 from precision_align.storage.settings import CODECS, FSYNC, WAIT_SECONDS, Settings, format_size, parse_size
 
@@ -28,7 +28,7 @@ Everything after -- is the script and its own arguments, or -m MODULE and its ar
   {PROGRAM} capture -o runs/reference --steps 0-3 -- train.py --epochs 1
   torchrun --nproc-per-node 2 --no-python {PROGRAM} capture -o runs/ddp -- train.py
 The script runs as it would by itself; what it prints and its exit status stay its own.
-Exit status: the script's; 3 where it ended well but called no model.
+Exit status: the script's; 3 where it ended well but nothing was captured.
 """
 
 
@@ -58,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODULE:ATTRIBUTE",
-        help="the model, such as __main__:model (default: the first module with parameters that is called)",
+        help="the model, such as __main__:model (default: all outermost modules that are called)",
+    )
+    parser.add_argument(
+        "--eager", action="store_true", help="run what torch.compile made uncompiled, as no hook runs in compiled code"
     )
     _add_limits(parser)
     _add_storage(parser)
@@ -139,8 +142,8 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
 
 def read_options(arguments: argparse.Namespace) -> Any:
     """The options of a launch. Raises UsageError."""
-    from precision_align.recording.launching import LaunchOptions
     from precision_align.recording.limits import Limits
+    from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
 
     if arguments.plan and arguments.select:
@@ -165,13 +168,15 @@ def read_options(arguments: argparse.Namespace) -> Any:
             ranks=arguments.ranks,
         ),
         force=arguments.force,
+        eager=arguments.eager,
         dry_run=arguments.dry_run,
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script. Returns its exit status."""
-    from precision_align.recording.launching import Launch, run_script
+    from precision_align.recording.launching import run_script
+    from precision_align.recording.watching import Launch
 
     options = read_options(arguments)
     words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
@@ -181,6 +186,8 @@ def run(arguments: argparse.Namespace) -> int:
         run_script(words, options, launch)
     except SystemExit as stop:
         status = read_status(stop)
+    except NothingCaptured:
+        pass  # the report says so
     except PrecisionAlignError:
         raise
     except Exception as error:
@@ -253,7 +260,11 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         )
         return status or NOT_CAPTURED
     for note in recorder.notes:
-        print_log(f"note: {note}")
+        if note != recorder.emptiness:
+            print_log(f"note: {note}")
+    if recorder.emptiness:
+        print_log(f"error {NothingCaptured(f'nothing was captured: {recorder.emptiness}')}")
+        return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
     print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
     print_log(f"next: {join_command('show', arguments.output)}")

@@ -7,6 +7,7 @@ import math
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
 from precision_align.comparison.certificates import CertificateProvider
+from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
@@ -235,10 +236,14 @@ class BackwardJudge:
         return targets
 
     def _sources(self, node: Node, before: int | None = None) -> list[Pair]:
-        records = [record for path, record in node.gradients.items() if path.partition(".")[0] == "output"]
+        records = [
+            record
+            for path, record in node.gradients.items()
+            if path.partition(".")[0] == "output" and not is_gradient_replaced(node, path)
+        ]
         records += list(node.inputs.values())
         for child in node.children:
-            records += child.outputs.values()
+            records += [record for record in child.outputs.values() if not was_replaced(record)]
             records += [
                 record
                 for path, record in child.gradients.items()

@@ -18,8 +18,10 @@ from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
+from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
@@ -59,8 +61,9 @@ class Engine:
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate)
-        self._replay = ReplayProvider(self._alignment, replay)
         self._certificates = CertificateProvider(self._alignment)
+        self._is_forced = candidate.info.forced
+        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(
@@ -71,6 +74,7 @@ class Engine:
         self._backward = BackwardJudge(
             self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
         )
+        self.operations = OperationJudge(self._alignment, self._raw)
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (calls done, calls in all)."""
@@ -95,12 +99,17 @@ class Engine:
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
             rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
+        rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
+        rows = [mark_row(row) for row in rows] if self._is_forced else rows
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
         rows = [self._rules.apply(row) for row in rows]
-        roots = frozenset(node.scope for node in self._candidate.nodes if node.parent is None)
+        alone = rows if self.operations.is_alone else []
+        roots = frozenset(
+            {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
+        )
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
@@ -156,7 +165,8 @@ class Engine:
         return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
+        notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)
         for name, side in (("reference", self._reference), ("candidate", self._candidate)):
@@ -169,6 +179,7 @@ class Engine:
                     "are held against their own first pass"
                 )
         notes += [*self._certificates.describe(), *self._note_flags()]
+        notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
         if weak and not self._replay.is_given:

@@ -10,6 +10,7 @@ from typing import Any
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
 from precision_align.comparison.certificates import CertificateProvider
+from precision_align.comparison.forced import was_replaced
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider, Verdicts
 from precision_align.comparison.rows import (
@@ -209,7 +210,7 @@ class ForwardJudge:
         pairs += self._owned(node)
         for child in node.children:
             if before is None or child.call.exit < before:
-                pairs += self._pair_records(child.outputs.values())
+                pairs += self._pair_records(record for record in child.outputs.values() if not was_replaced(record))
         return pairs
 
     def _sources_equal(self, node: Node) -> bool:

@@ -9,6 +9,7 @@ PrecisionAlignError
 │   ├── DumpForeign       an HDF5 file or a folder that is not ours
 │   ├── SchemaTooNew      written by a newer version: upgrade
 │   ├── LogUnreadable     a log, table or series that cannot be read as step and value
+│   ├── NothingCaptured   a session ended without one call: the text says why
 │   └── NothingInCommon   two dumps without one pair of records
 ├── StorageFull           disk or quota is full                           (exit status 3)
 └── Unavailable           an optional package or a device is not there    (exit status 2)
@@ -82,6 +83,12 @@ class LogUnreadable(DumpError):
     """A log, table or series cannot be read as steps and values; the text names the line."""
 
     code = "PA206"
+
+
+class NothingCaptured(DumpError):
+    """A capture session ended without one call recorded; the text names the likely reasons and what to do."""
+
+    code = "PA207"
 
 
 class StorageFull(PrecisionAlignError, OSError):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from precision_align.core.errors import Unavailable
 from precision_align.devices.accelerators import AcceleratorDevice
+from precision_align.devices.ascend import find_ascend_versions
 
 # Environment variables that change results or their order; sources in docs and facts on Ascend numerics.
 _SWITCHES = (
@@ -58,17 +57,6 @@ def _unusable(error: Exception) -> Unavailable:
     )
 
 
-def find_cann_version() -> str:
-    """The version of the CANN toolkit that the environment points at, "" where none is found."""
-    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
-    for path in [Path(home) / "version.cfg", *Path(home).glob("*/ascend_toolkit_install.info")] if home else []:
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            named = [line.split("=", 1)[1].strip() for line in lines if line.lower().startswith("version=")]
-            return (named or [line.strip() for line in lines if line.strip()] or [""])[0]
-    return ""
-
-
 class NpuDevice(AcceleratorDevice):
     """An Ascend NPU. Raises Unavailable without torch_npu, without CANN, or without a device."""
 
@@ -85,7 +73,7 @@ class NpuDevice(AcceleratorDevice):
             )
 
     def versions(self) -> Mapping[str, str]:
-        found = {"torch_npu": str(self._torch_npu.__version__), "cann": find_cann_version()}
+        found = {"torch_npu": str(self._torch_npu.__version__), **find_ascend_versions()}
         return {**super().versions(), **found, "soc": str(self.runtime.get_device_name())}
 
     def modes(self) -> Mapping[str, object]:

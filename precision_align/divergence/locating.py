@@ -25,7 +25,7 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     findings = locate(engine.run(progress), rules)
     if findings.first is None:
         return findings
-    first = explain_first(engine, findings.first)
+    first = engine.operations.name(explain_first(engine, findings.first))
     return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
 
 
@@ -79,6 +79,7 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
         "raw": "raw difference",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
+        "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(
         scope=row.scope,

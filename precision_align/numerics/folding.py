@@ -40,8 +40,8 @@ def make_table() -> Array:
     return np.asarray(state ^ (state >> np.uint64(31)))
 
 
-_TABLE = make_table()
-_KEYS = np.lib.stride_tricks.sliding_window_view(_TABLE, LANES)[:ROWS]
+TABLE = make_table()
+_KEYS = np.lib.stride_tricks.sliding_window_view(TABLE, LANES)[:ROWS]
 
 
 class Folder:
@@ -58,7 +58,7 @@ class Folder:
         """uint64[blocks, 2, 128] of uint8[n]; the last row is filled up with zeros."""
         sums = np.zeros((-(-data.size // BLOCK_BYTES), 2, LANES), dtype=np.uint64)
         if self._compiled is not None:
-            self._compiled.fold(data, _TABLE, sums)
+            self._compiled.fold(data, TABLE, sums)
             return sums
         for number, block in enumerate(sums):
             self._fold_block(data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES], block)

@@ -118,19 +118,20 @@ def summarize(words: Array, dtype: Dtype) -> Statistics:
     compiled = load_summaries() if dtype.name in FORMS else None
     if compiled is not None:
         found = compiled.summarize([words] if words.flags.c_contiguous else iterate_blocks(words), dtype.name)
-        if dtype.name != "float64" or _is_safe(max(abs(found.minimum), abs(found.maximum))):
+        if dtype.name != "float64" or is_safe(max(abs(found.minimum), abs(found.maximum))):
             return found
     smallest = dtype.smallest if dtype.is_floating else 0.0
     with np.errstate(all="ignore"):
         summary = _accumulate(words, dtype, _Summary(words.size, smallest))
         largest = summary.largest
-        if not _is_safe(largest):
+        if not is_safe(largest):
             exponent = math.frexp(largest)[1]
             summary = _accumulate(words, dtype, _Summary(words.size, smallest, exponent))
         return summary.result()
 
 
-def _is_safe(largest: float) -> bool:
+def is_safe(largest: float) -> bool:
+    """Whether squares of values up to this neither overflow nor vanish."""
     return not largest or abs(math.frexp(largest)[1]) <= _SAFE_EXPONENT
 
 

@@ -1,7 +1,8 @@
-"""The compiled forms of the statistics and of the inner half of the hash: the functions of summary.c.
+"""The compiled forms of the statistics, of the hash and of the sketch: the functions of summary.c.
 
-Where there is no compiler :mod:`~precision_align.numerics.statistics` and :mod:`~precision_align.numerics.folding` do
-the same in NumPy: the hash bit for bit, counts and extremes too, sums within float64 rounding.
+Where there is no compiler :mod:`~precision_align.numerics.statistics`, :mod:`~precision_align.numerics.folding` and
+:mod:`~precision_align.numerics.sketches` do the same in NumPy: the hash and the sketch bit for bit, counts and extremes
+too, sums within float64 rounding.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from precision_align.core.dtypes import Array
 from precision_align.core.records import Statistics
 from precision_align.numerics.building import load_library
 
 SOURCE = Path(__file__).with_name("summary.c")
-VERSION = 1
+VERSION = 2
 FORMS = ("float32", "bfloat16", "float16", "float64")
 # The same variable that chooses the difference kernel: anything but "compiled" (or nothing) asks for NumPy here.
 VARIABLE = "PRECISION_ALIGN_KERNEL"
@@ -33,6 +36,23 @@ class _Summary(ctypes.Structure):
     )
 
 
+# One tensor of many, as struct job of summary.c has it.
+JOB = np.dtype(
+    [
+        ("data", "<u8"),
+        ("count", "<i8"),
+        ("nbytes", "<i8"),
+        ("form", "<i8"),
+        ("buckets", "<i8"),
+        ("sketch", "<u8"),
+        ("digest", "u1", (16,)),
+        *((field[0], "<i8" if field[1] is ctypes.c_int64 else "<f8") for field in _Summary._fields_),
+    ]
+)
+# The number of a form in a job; 0 is any other dtype.
+FORM_NUMBERS = {form: number for number, form in enumerate(FORMS, 1)}
+
+
 class CompiledSummaries:
     """Safe from several threads; the interpreter's lock is free meanwhile."""
 
@@ -42,6 +62,8 @@ class CompiledSummaries:
         for form in FORMS:
             self._summarize[form] = function = library[f"summarize_{form}"]
             function.argtypes, function.restype = [pointer, size, pointer], None
+        self._summarize_many = library["summarize_many"]
+        self._summarize_many.argtypes, self._summarize_many.restype = [pointer, size, pointer, pointer], None
         self._fold = library["fold_blocks"]
         self._fold.argtypes, self._fold.restype = [pointer, size, pointer, pointer], None
 
@@ -61,6 +83,13 @@ class CompiledSummaries:
             return Statistics(*counts, math.nan, math.nan, math.nan, math.nan)
         mean = (found.sum + found.sum_rest) / finite
         return Statistics(*counts, found.minimum, found.maximum, mean, math.sqrt(found.square + found.square_rest))
+
+    def summarize_many(self, jobs: Array, keys: Array, signs: Array) -> None:
+        """Fill in digest, statistics and sketch of JOB[n] whose first six columns say where each tensor lies.
+
+        ``keys``: uint64[384] of the fold; ``signs``: float32, both sequences of the sketch one behind the other.
+        """
+        self._summarize_many(_address(jobs), jobs.size, _address(keys), _address(signs))
 
     def fold(self, data: Array, table: Array, sums: Array) -> None:
         """Add uint8[n] to zeroed sums, uint64[256] for each 256 KiB; ``table``: the keys, uint64[384]."""

@@ -1,4 +1,4 @@
-/* The statistics of one tensor and the inner half of its hash, each in one pass.
+/* The statistics of one tensor, its hash and its sketch, each in one pass; and of many tensors in one call.
  *
  * Portable C99 without intrinsics, in the manner of difference.c: minima and maxima are taken of integers that order
  * like the floats, and "omp simd" allows the reassociation of the sums and of nothing else. NaN and Inf are taken out
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VERSION = 1, BLOCK = 4096, LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, STEP = 8 };
+enum { VERSION = 2, BLOCK = 4096, LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, STEP = 8 };
 
 struct summary {
     int64_t nan, inf, zero, subnormal;
@@ -171,4 +171,181 @@ static void fold_block(const uint8_t *data, int64_t nbytes, const uint64_t *keys
 void fold_blocks(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint64_t *sums) {
     for (; nbytes > 0; data += ROWS * ROW_BYTES, nbytes -= ROWS * ROW_BYTES, sums += 2 * LANES)
         fold_block(data, nbytes < ROWS * ROW_BYTES ? nbytes : ROWS * ROW_BYTES, keys, sums);
+}
+
+/* BLAKE2b (RFC 7693) with digests of 16 bytes, no key, and 16 bytes of "person" that name the kind of data. */
+struct blake2b { uint64_t state[8], count; uint8_t buffer[128]; int64_t used; };
+
+static const uint64_t IV[8] = {
+    UINT64_C(0x6a09e667f3bcc908), UINT64_C(0xbb67ae8584caa73b), UINT64_C(0x3c6ef372fe94f82b),
+    UINT64_C(0xa54ff53a5f1d36f1), UINT64_C(0x510e527fade682d1), UINT64_C(0x9b05688c2b3e6c1f),
+    UINT64_C(0x1f83d9abfb41bd6b), UINT64_C(0x5be0cd19137e2179),
+};
+static const uint8_t SIGMA[12][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+};
+
+INLINE uint64_t rotate(uint64_t word, int bits) { return word >> bits | word << (64 - bits); }
+
+INLINE void mix(uint64_t *v, int a, int b, int c, int d, uint64_t x, uint64_t y) {
+    v[a] += v[b] + x; v[d] = rotate(v[d] ^ v[a], 32);
+    v[c] += v[d];     v[b] = rotate(v[b] ^ v[c], 24);
+    v[a] += v[b] + y; v[d] = rotate(v[d] ^ v[a], 16);
+    v[c] += v[d];     v[b] = rotate(v[b] ^ v[c], 63);
+}
+
+static void compress(struct blake2b *hash, const uint8_t *data, int last) {
+    uint64_t v[16], m[16];
+    memcpy(m, data, 128);
+    for (int i = 0; i < 8; i++) { v[i] = hash->state[i]; v[i + 8] = IV[i]; }
+    v[12] ^= hash->count;
+    if (last) v[14] = ~v[14];
+    for (int round = 0; round < 12; round++) {
+        const uint8_t *s = SIGMA[round];
+        mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);
+        mix(v, 1, 5, 9, 13, m[s[2]], m[s[3]]);
+        mix(v, 2, 6, 10, 14, m[s[4]], m[s[5]]);
+        mix(v, 3, 7, 11, 15, m[s[6]], m[s[7]]);
+        mix(v, 0, 5, 10, 15, m[s[8]], m[s[9]]);
+        mix(v, 1, 6, 11, 12, m[s[10]], m[s[11]]);
+        mix(v, 2, 7, 8, 13, m[s[12]], m[s[13]]);
+        mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
+    }
+    for (int i = 0; i < 8; i++) hash->state[i] ^= v[i] ^ v[i + 8];
+}
+
+static void start_hash(struct blake2b *hash, const char *person) {
+    uint64_t words[2] = {0, 0};
+    memcpy(words, person, strlen(person));
+    memcpy(hash->state, IV, sizeof IV);
+    hash->state[0] ^= UINT64_C(0x01010010); /* depth 1, fanout 1, no key, 16 bytes */
+    hash->state[6] ^= words[0];
+    hash->state[7] ^= words[1];
+    hash->count = 0;
+    hash->used = 0;
+}
+
+/* A full buffer waits until more comes: the last one is compressed in another way. */
+static void add_hash(struct blake2b *hash, const uint8_t *data, int64_t nbytes) {
+    while (nbytes) {
+        if (hash->used == 128) {
+            hash->count += 128;
+            compress(hash, hash->buffer, 0);
+            hash->used = 0;
+        }
+        if (!hash->used)
+            for (; nbytes > 128; data += 128, nbytes -= 128) {
+                hash->count += 128;
+                compress(hash, data, 0);
+            }
+        int64_t taken = nbytes < 128 - hash->used ? nbytes : 128 - hash->used;
+        memcpy(hash->buffer + hash->used, data, (size_t)taken);
+        hash->used += taken;
+        data += taken;
+        nbytes -= taken;
+    }
+}
+
+static void finish_hash(struct blake2b *hash, uint8_t *digest) {
+    hash->count += (uint64_t)hash->used;
+    memset(hash->buffer + hash->used, 0, (size_t)(128 - hash->used));
+    compress(hash, hash->buffer, 1);
+    memcpy(digest, hash->state, 16);
+}
+
+enum { WHOLE_BYTES = 8192 };
+
+/* The 16 bytes of precision_align.storage.hashing.digest_words; keys: those of fold_blocks. */
+static void digest(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
+    struct blake2b hash;
+    if (nbytes <= WHOLE_BYTES) {
+        start_hash(&hash, "pa-whole");
+        add_hash(&hash, data, nbytes);
+        finish_hash(&hash, result);
+        return;
+    }
+    start_hash(&hash, "pa-folded");
+    for (int64_t start = 0; start < nbytes; start += ROWS * ROW_BYTES) {
+        uint64_t sums[2 * LANES] = {0};
+        fold_block(data + start, nbytes - start < ROWS * ROW_BYTES ? nbytes - start : ROWS * ROW_BYTES, keys, sums);
+        add_hash(&hash, (const uint8_t *)sums, sizeof sums);
+    }
+    add_hash(&hash, (const uint8_t *)&nbytes, 8);
+    finish_hash(&hash, result);
+}
+
+INLINE double float32_value(const loose_i32 *words, int64_t i) {
+    int32_t bits = words[i];
+    return (double)as_float((bits & SIZE32) >= INF32 ? 0 : bits);
+}
+INLINE double bfloat16_value(const loose_u16 *words, int64_t i) {
+    int32_t bits = bfloat16_bits(words, i);
+    return (double)as_float((bits & SIZE32) >= INF32 ? 0 : bits);
+}
+INLINE double float16_value(const loose_u16 *words, int64_t i) {
+    int32_t bits = float16_bits(words, i);
+    return (double)as_float((bits & SIZE32) >= INF32 ? 0 : bits);
+}
+INLINE double float64_value(const loose_i64 *words, int64_t i) {
+    int64_t bits = words[i];
+    return as_double((bits & SIZE64) >= INF64 ? 0 : bits);
+}
+
+enum { PERIOD_P = 8191, PERIOD_Q = 8179, MAX_BUCKETS = 1016, SKETCH_BLOCK = 64 * MAX_BUCKETS };
+
+/* The sums of precision_align.numerics.sketches in the same order: rows of buckets within blocks. signs: p and then q,
+ * each repeated to SKETCH_BLOCK + its period. */
+#define SKETCH(NAME, WORD)                                                                                        \
+    static void sketch_##NAME(const WORD *words, int64_t count, const float *signs, int64_t buckets, double *result) { \
+        double sums[MAX_BUCKETS];                                                                                 \
+        for (int64_t i = 0; i < buckets; i++) result[i] = 0;                                                      \
+        for (int64_t start = 0; start < count; start += SKETCH_BLOCK) {                                           \
+            int64_t size = count - start < SKETCH_BLOCK ? count - start : SKETCH_BLOCK;                           \
+            const WORD *block = words + start;                                                                    \
+            const float *p = signs + start % PERIOD_P;                                                            \
+            const float *q = signs + SKETCH_BLOCK + PERIOD_P + start % PERIOD_Q;                                  \
+            for (int64_t i = 0; i < buckets; i++) sums[i] = 0;                                                    \
+            for (int64_t row = 0; row < size; row += buckets) {                                                   \
+                int64_t width = size - row < buckets ? size - row : buckets;                                      \
+                for (int64_t i = 0; i < width; i++)                                                               \
+                    sums[i] += NAME##_value(block, row + i) * (double)(p[row + i] * q[row + i]);                  \
+            }                                                                                                     \
+            for (int64_t i = 0; i < buckets; i++) result[i] += sums[i];                                           \
+        }                                                                                                         \
+    }
+
+SKETCH(float32, loose_i32)
+SKETCH(bfloat16, loose_u16)
+SKETCH(float16, loose_u16)
+SKETCH(float64, loose_i64)
+
+/* One tensor of many. form: 1 float32, 2 bfloat16, 3 float16, 4 float64, 0 any other, which gets no summary;
+ * sketch: where to put so many buckets, or 0. The layout is that of precision_align.numerics.summaries. */
+struct job {
+    const void *data;
+    int64_t count, nbytes, form, buckets;
+    double *sketch;
+    uint8_t digest[16];
+    struct summary summary;
+};
+
+#define RUN(FORM, NAME)                                                                                           \
+    if (job->form == FORM) {                                                                                      \
+        summarize_##NAME(job->data, job->count, &job->summary);                                                   \
+        if (job->sketch) sketch_##NAME(job->data, job->count, signs, job->buckets, job->sketch);                  \
+    }
+
+void summarize_many(struct job *job, int64_t count, const uint64_t *keys, const float *signs) {
+    for (; count > 0; job++, count--) {
+        digest(job->data, job->nbytes, keys, job->digest);
+        RUN(1, float32)
+        RUN(2, bfloat16)
+        RUN(3, float16)
+        RUN(4, float64)
+    }
 }

@@ -44,11 +44,12 @@ and losses. A gradient has the step, micro-batch and call of its forward. Keys i
 - ``function``, ``operator``: the identity of the call that the record belongs to.
 
 Calls of functions and operators have scope "function:SCOPE" and "operator:SCOPE" with the scope of the module whose
-call ran them, ``kind`` = the name, ``call`` = the ordinal, and in ``modes`` what else is known: "module_call", and of
-operators "phase", "stack" (the modules around), "producers" (path of an input -> "IDENTITY:PATH" of the operator that
-wrote its memory last) and "computes" (False for views and uninitialised memory, which have no tensors). A second
-backward pass through a function's call has "~1" behind the path. ``modes["rng"]`` of a module's call holds the random
-generators' states before it, ``modes["rng_after"]`` those after it where it drew from them.
+call ran them, ``kind`` = the name, ``call`` = the ordinal, and in ``modes`` what else is known: "module_call";
+"producers" (path of an input -> "IDENTITY:PATH" of the operator that wrote its memory last, or "state:NAME" of a
+parameter or buffer); and of operators "phase", "stack" (the modules around) and "computes" (False for views and
+uninitialised memory, which have no tensors). A second backward pass through a function's call has "~1" behind the path.
+``modes["rng"]`` of a module's call holds the random generators' states before it, ``modes["rng_after"]`` those after it
+where it drew from them.
 
 An optimizer's call has scope "optimizer:INDEX"; its arguments are described in ``optimizers``.
 """

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from precision_align.core.terms import Tier
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, count_buckets
-from precision_align.recording.staging import Staged
+from precision_align.recording.copies import Staged
 
 # Where nobody knows how many steps will come, each may take this share of what is left: it never runs out.
 _SHARE_OF_REST = 8

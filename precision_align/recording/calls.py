@@ -4,112 +4,79 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Optional
 
-import numpy as np
 import torch
 
-from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
-from precision_align.core.trees import Tree, class_name, flatten
+from precision_align.core.trees import Tree
+from precision_align.recording.copies import Staged
 from precision_align.recording.forcing import Forcer
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
-from precision_align.recording.origins import caller_line, plain_attributes
+from precision_align.recording.origins import caller_line
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.replicas import Replica, find_replica, is_replica
+from precision_align.recording.sightings import Sighting, describe_origin, same_bits, shares_memory
+from precision_align.recording.sites import Site
+from precision_align.recording.structures import Leaves, flatten_arguments, flatten_call, prefixed
 from precision_align.recording.substitution import substitute
-from precision_align.recording.tape import Place, Tape
+from precision_align.recording.tape import Place, Shelf, Tape
+from precision_align.storage.drafts import DeferredCall
 
-Leaves = Sequence[tuple[str, torch.Tensor]]
 # First part of the path of an output record that holds an argument as the call left it.
 WRITTEN = "written"
+_NOTHING: Tree = {"kind": "scalar", "value": None}
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """A tensor object as it was when it passed: to tell whether an output is that very tensor, unchanged."""
-
-    reference: Any
-    path: str
-    version: int
-    staged: Any
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> Sighting:
-        """Remember a tensor without keeping it alive."""
-        return cls(weakref.ref(tensor), path, version_of(tensor), None if staged is None else lambda: staged)
-
-    @classmethod
-    def loosely(cls, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> Sighting:
-        """Remember a tensor without keeping its copy alive either: for the many outputs of a call's children."""
-        return cls(weakref.ref(tensor), path, version_of(tensor), None if staged is None else weakref.ref(staged))
-
-    def holds(self, tensor: torch.Tensor, staged: Optional[Staged]) -> bool:
-        """Whether this tensor is the remembered one and its values have not changed since."""
-        if self.reference() is not tensor or self.version == -1 or self.version != version_of(tensor):
-            return False
-        if self.staged is None or staged is None:
-            return True
-        return same_bits(staged, self.staged())  # writes through .data do not count as a new version
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor was written in place; -1 where torch does not count (inference mode)."""
-    return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def shares_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether writing one may change the other."""
-    try:
-        with untouched():
-            return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage to ask
-        return left is right
-
-
-def same_bits(left: Staged, right: Optional[Staged]) -> bool:
-    """Whether two copies hold the same values, bit for bit; copies without words count as equal if described alike."""
-    if right is None or left is right:
-        return right is not None
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if left.words is None or right.words is None:
-        return left.words is right.words
-    return bool(np.array_equal(left.words.reshape(-1).view(np.uint8), right.words.reshape(-1).view(np.uint8)))
-
-
-def prefixed(prefix: str, path: str) -> str:
-    """A path one level down; unlike :func:`~precision_align.core.trees.join` for a path that is escaped already."""
-    return f"{prefix}.{path}" if path else prefix
-
-
-@dataclass
 class Frame:
     """One running call."""
 
-    module: torch.nn.Module
-    place: Place
-    identity: int
-    parent: int
-    enter: int
-    arguments: Tree
-    origin: str
-    raised_before: Optional[BaseException]
-    autocast: Mapping[str, str]
-    modes: Mapping[str, Any]
-    training: bool
-    grad_enabled: bool
-    targets: Targets = field(default_factory=Targets)
-    seen: dict[int, Sighting] = field(default_factory=dict)
-    buffers: dict[str, Staged] = field(default_factory=dict)
-    wanted: bool = True
-    repeats: Optional[FirstCall] = None
-    pair: Any = None
+    __slots__ = (
+        "arguments",
+        "autocast",
+        "buffers",
+        "enter",
+        "grad_enabled",
+        "identity",
+        "modes",
+        "module",
+        "origin",
+        "pair",
+        "parent",
+        "place",
+        "raised_before",
+        "random",
+        "repeats",
+        "replica",
+        "seen",
+        "shelf",
+        "site",
+        "targets",
+        "training",
+    )
+
+    def __init__(
+        self, site: Site, place: Place, shelf: Shelf, identity: int, parent: int, enter: int, arguments: Tree
+    ) -> None:
+        self.module = module = site.module
+        self.site, self.place, self.shelf, self.identity, self.parent = site, place, shelf, identity, parent
+        self.enter, self.arguments = enter, arguments
+        self.origin = caller_line()
+        self.raised_before = sys.exc_info()[1]
+        self.autocast = enabled_autocast()
+        self.modes, self.random = call_modes(), describe_generators()
+        self.training = bool(module.training)
+        self.grad_enabled = torch.is_grad_enabled()
+        self.targets = Targets()
+        self.seen: dict[int, Sighting] = {}
+        self.buffers: dict[str, Staged] = {}
+        self.repeats: Optional[FirstCall] = None
+        self.pair: Any = None
+        self.replica: Optional[Replica] = None
 
     def remember(self, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> None:
         """A child returned this tensor; what was seen before stays the origin while it still holds."""
@@ -118,36 +85,17 @@ class Frame:
             self.seen[id(tensor)] = Sighting.loosely(tensor, path, staged)
 
 
-def is_tensor(value: Any) -> bool:
-    """What counts as a tensor in an argument structure."""
-    return isinstance(value, torch.Tensor)
-
-
-def flatten_arguments(value: Any) -> tuple[Tree, Leaves]:
-    """The tree and tensors of any value; an object whose own code raises is kept as its class name alone."""
-    try:
-        return flatten(value, is_tensor)
-    except Exception:
-        return {"kind": "object", "class": class_name(type(value))}, []
-
-
-def _describe_origin(known: Optional[Sighting], tensor: torch.Tensor, staged: Optional[Staged]) -> dict[str, str]:
-    """Where a call's output was seen before: ``same_as`` unchanged, ``overwrites`` an input written in place."""
-    if known is None:
-        return {}
-    if known.holds(tensor, staged):
-        return {"same_as": known.path}
-    return {"overwrites": known.path} if known.path.startswith("input.") else {}
-
-
 class CallRecorder:
     """Follows module calls on every thread and records them on the tape."""
 
     def __init__(self, tape: Tape, ledger: Ledger) -> None:
         self._tape, self._ledger = tape, ledger
         self._local = threading.local()
-        self._numbers: dict[tuple[int, str, Pass], int] = {}
+        self._numbers: dict[tuple[int, str, Pass, int], int] = {}
+        self._latest: list[Frame] = []  # the calls of the thread that last began one on no replica
         self._recomputations = Recomputations()
+        self._sites: dict[str, Site] = {}
+        self._modes: tuple[Any, Any, Mapping[str, Any]] = (None, None, {})
         self.called: set[str] = set()
         self._lock = threading.Lock()
         self._num_open = 0
@@ -169,6 +117,7 @@ class CallRecorder:
             self._recomputations.clear()
             self._num_open = 0
             self._local = threading.local()
+            self._latest = []
 
     @property
     def open_frames(self) -> Sequence[Frame]:
@@ -177,38 +126,52 @@ class CallRecorder:
 
     @property
     def _frames(self) -> list[Frame]:
-        if not hasattr(self._local, "frames"):
-            self._local.frames = {}
-        stack: list[Frame] = self._local.frames.setdefault(graph_task(), [])
-        return stack
+        try:
+            stacks: dict[int, list[Frame]] = self._local.frames
+        except AttributeError:
+            stacks = self._local.frames = {}
+        task = graph_task()
+        if task not in stacks:
+            stacks[task] = []
+        return stacks[task]
 
     def enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
         """Before a module's forward."""
         frames = self._frames
-        place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE)
-        tree, leaves = flatten_arguments({"args": args, "kwargs": kwargs})
-        frame = Frame(
-            module=module,
-            place=place,
-            identity=identity,
-            parent=frames[-1].identity if frames else -1,
-            enter=self._tape.tick(),
-            arguments=tree,
-            origin=caller_line(),
-            raised_before=sys.exc_info()[1],
-            autocast=enabled_autocast(),
-            modes={**call_modes(), "rng": describe_generators()},
-            training=bool(module.training),
-            grad_enabled=torch.is_grad_enabled(),
-            wanted=self._tape.plan.wants_scope(scope),
-        )
-        self._relate(frame, frames[-1] if frames else None, leaves)
+        above = frames[-1] if frames else None
+        tree, leaves = flatten_call(args, kwargs)
+        replica = None
+        if is_replica(module):
+            above, replica = self._place_replica(above, leaves)
+        elif frames is not self._latest:
+            self._latest = frames
+        place, identity = self._number(scope, Pass.FIRST if graph_task() == -1 else Pass.RECOMPUTE, replica)
+        site = self._find_site(module, scope)
+        parent = -1 if above is None else above.identity
+        frame = Frame(site, place, self._tape.find_shelf(place), identity, parent, self._tape.tick(), tree)
+        frame.replica = replica
+        self._relate(frame, above, leaves)
         frames.append(frame)
         if place.pass_ is Pass.FIRST:
             with self._lock:
                 self._num_open += 1
-        if frame.wanted:
+        if site.wanted:
             self._take_inputs(frame, leaves)
+
+    def _place_replica(self, above: Optional[Frame], leaves: Leaves) -> tuple[Optional[Frame], Optional[Replica]]:
+        """The caller of a replica's call, which runs on another thread, and which replica it is."""
+        if above is not None:
+            return above, above.replica
+        holder = self._latest[-1] if self._latest else None
+        return holder, find_replica(None if holder is None else holder.module, [tensor for _, tensor in leaves])
+
+    def _find_site(self, module: torch.nn.Module, scope: str) -> Site:
+        site = self._sites.get(scope)
+        if site is None or site.module is not module:
+            site = Site(module, scope, self._tape.plan.wants_scope(scope))
+            if not is_replica(module):  # DataParallel makes new ones for every call
+                self._sites[scope] = site
+        return site
 
     def leave(self, module: torch.nn.Module, output: Any) -> Any:
         """After a module's forward, or after it raised; a call whose entry was never seen is ignored.
@@ -216,18 +179,19 @@ class CallRecorder:
         Returns what the module is to return instead, None (nearly always) for what it has returned.
         """
         frames = self._frames
-        if not any(frame.module is module for frame in frames):
-            return None
-        while frames[-1].module is not module:
-            self._close(frames.pop(), {"kind": "scalar", "value": None}, "its end was not seen")
+        if not frames or frames[-1].module is not module:
+            if not any(frame.module is module for frame in frames):
+                return None
+            while frames[-1].module is not module:
+                self._close(frames.pop(), _NOTHING, "its end was not seen")
         frame = frames.pop()
         raised = sys.exc_info()[1]
         if raised is not None and raised is not frame.raised_before:
-            self._close(frame, {"kind": "scalar", "value": None}, f"{type(raised).__name__}: {raised}")
+            self._close(frame, _NOTHING, f"{type(raised).__name__}: {raised}")
             return None
         tree, leaves = flatten_arguments(output)
         forced: dict[int, torch.Tensor] = {}
-        if frame.wanted:
+        if frame.site.wanted:
             forced = self._take_outputs(frame, frames[-1] if frames else None, leaves)
         self._close(frame, tree, "")
         return substitute(output, forced) if forced else None
@@ -248,22 +212,25 @@ class CallRecorder:
         """Close what is still open on this thread (the session ends inside a call)."""
         for frames in getattr(self._local, "frames", {}).values():
             while frames:
-                self._close(frames.pop(), {"kind": "scalar", "value": None}, "its end was not seen")
+                self._close(frames.pop(), _NOTHING, "its end was not seen")
 
-    def _number(self, scope: str, pass_: Pass) -> tuple[Place, int]:
+    def _number(self, scope: str, pass_: Pass, replica: Optional[Replica]) -> tuple[Place, int]:
         clock = self._tape.clock
+        batch = clock.batch
+        index, count = (0, 1) if replica is None else replica
+        key = (batch, scope, pass_, index)
         with self._lock:
-            key = (clock.batch, scope, pass_)
-            call = self._numbers.get(key, 0)
+            number = self._numbers.get(key, 0)
+            self._numbers[key] = number + 1
+            call = number * count + index
             self.called.add(scope)
-            self._numbers[key] = call + 1
-            return Place(clock.step, clock.batch, scope, call, pass_), clock.next_identity()
+            return Place(clock.step, batch, scope, call, pass_), next(clock.identities)
 
     def _take_inputs(self, frame: Frame, leaves: Leaves) -> None:
         if self._with_gradients and frame.grad_enabled:
             for path, tensor in leaves:
                 frame.targets.add(prefixed("input", path), tensor)
-            for name, parameter in frame.module.named_parameters(recurse=False):
+            for name, parameter in frame.site.own_parameters():
                 frame.targets.add(prefixed("parameter", name), parameter)
             frame.targets.set_boundary()
         inputs = {}
@@ -271,13 +238,14 @@ class CallRecorder:
             staged = self._copy(tensor)
             if staged is not None:
                 inputs[path] = staged
-            known = frame.seen.setdefault(id(tensor), Sighting.of(tensor, prefixed("input", path), staged))
-            again = known.path != prefixed("input", path)
-            self._hand_over(frame, Role.INPUT, path, staged, {"same_as": known.path} if again else {})
+            known = frame.seen.get(id(tensor))
+            if known is None:
+                frame.seen[id(tensor)] = Sighting.of(tensor, prefixed("input", path), staged)
+            self._hand_over(frame, Role.INPUT, path, staged, None if known is None else {"same_as": known.path})
         if self.forcer is not None:
             frame.pair = self.forcer.pair(frame.place, inputs, frame.repeats.place if frame.repeats else None)
         if self._with_tensors:
-            for name, buffer in frame.module.named_buffers(recurse=False):
+            for name, buffer in frame.site.own_buffers():
                 frame.buffers[name] = self._tape.stage(buffer)
                 self._take_buffer(frame, "before", name, frame.buffers[name])
 
@@ -289,14 +257,16 @@ class CallRecorder:
         for path, tensor in leaves:
             staged = self._copy(tensor)
             known = frame.seen.get(id(tensor))
-            extra = _describe_origin(known, tensor, staged)
-            self._hand_over(frame, Role.OUTPUT, path, staged, extra)
+            extra = describe_origin(known, tensor, staged)
+            own, given = staged, tensor
             if self.forcer is not None and frame.pair is not None:
                 tensor, staged = self._force(frame, path, tensor, staged, extra, forced)
+            told = extra if tensor is given else {**extra, "forced": True}
+            self._hand_over(frame, Role.OUTPUT, path, own, told)
             local = prefixed("output", path)
             frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
-                parent.remember(tensor, f"{frame.place.scope}@{frame.place.call}:{local}", staged)
+                parent.remember(tensor, _name_result(frame.place.scope, frame.place.call, local), staged)
             outputs.append(Output(local, tensor, extra))
         self._take_written_inputs(frame, returned)
         self._take_changed_buffers(frame)
@@ -331,18 +301,20 @@ class CallRecorder:
     def _take_written_inputs(self, frame: Frame, returned: set[int]) -> None:
         """Inputs that the call wrote into without returning them (a cache): outputs under "written.PATH"."""
         for known in list(frame.seen.values()):
+            if known.path[:6] != "input.":
+                continue
             tensor = known.reference()
-            kind, _, local = known.path.partition(".")
-            if tensor is None or kind != "input" or id(tensor) in returned:
+            if tensor is None or id(tensor) in returned or (frame.site.is_stock and known.has_version_of(tensor)):
                 continue
             staged = self._copy(tensor)
             if staged is not None and not known.holds(tensor, staged):
-                self._hand_over(frame, Role.OUTPUT, prefixed(WRITTEN, local), staged, {"overwrites": known.path})
+                path = prefixed(WRITTEN, known.path[6:])
+                self._hand_over(frame, Role.OUTPUT, path, staged, {"overwrites": known.path})
 
     def _take_changed_buffers(self, frame: Frame) -> None:
         if not self._with_tensors:
             return
-        for name, buffer in frame.module.named_buffers(recurse=False):
+        for name, buffer in frame.site.own_buffers():
             staged = self._tape.stage(buffer)
             if not same_bits(staged, frame.buffers.get(name)):
                 self._take_buffer(frame, "after", name, staged)
@@ -354,40 +326,50 @@ class CallRecorder:
         self, frame: Frame, role: Role, path: str, staged: Optional[Staged], extra: Optional[Mapping[str, Any]] = None
     ) -> None:
         if staged is not None:
-            self._tape.hand_over(frame.place, Source.MODULE, Phase.FORWARD, role, path, staged, extra=extra)
+            self._tape.put(frame.shelf, frame.place, Source.MODULE, Phase.FORWARD, role, path, 0, staged, extra)
 
     def _take_buffer(self, frame: Frame, when: str, name: str, staged: Staged) -> None:
-        self._tape.hand_over(frame.place, Source.MODULE, Phase.FORWARD, Role.BUFFER, prefixed(when, name), staged)
+        self._hand_over(frame, Role.BUFFER, prefixed(when, name), staged)
 
     def _close(self, frame: Frame, output: Tree, error: str) -> None:
         if frame.place.pass_ is Pass.FIRST:
             with self._lock:
                 self._num_open -= 1
-        module, place = frame.module, frame.place
-        drawn = describe_generators()
-        modes = frame.modes if drawn == frame.modes["rng"] else {**frame.modes, "rng_after": drawn}
-        self._tape.call(
-            Call(
-                step=place.step,
-                micro=place.micro,
-                rank=self._tape.rank,
-                scope=place.scope,
-                call=place.call,
-                pass_=place.pass_,
-                kind=class_name(type(module)),
-                identity=frame.identity,
-                parent=frame.parent,
-                enter=frame.enter,
-                exit=self._tape.tick(),
-                leaf=next(module.children(), None) is None,
-                training=frame.training,
-                grad_enabled=frame.grad_enabled,
-                arguments=frame.arguments,
-                output=output,
-                attributes=plain_attributes(module),
-                autocast=frame.autocast,
-                modes=modes,
-                source=frame.origin,
-                error=error,
-            )
+        site, place, drawn = frame.site, frame.place, describe_generators()
+        values = (
+            place.step,
+            place.micro,
+            self._tape.rank,
+            place.scope,
+            place.call,
+            place.pass_,
+            site.kind,
+            frame.identity,
+            frame.parent,
+            frame.enter,
+            self._tape.tick(),
+            site.is_leaf,
+            frame.training,
+            frame.grad_enabled,
+            frame.arguments,
+            output,
+            site.attributes,
+            frame.autocast,
+            self._describe_modes(frame, drawn),
+            frame.origin,
+            error,
         )
+        self._tape.call(DeferredCall(values))
+
+    def _describe_modes(self, frame: Frame, drawn: Mapping[str, str]) -> Mapping[str, Any]:
+        """The modes with the generators' states, one object while nothing changes."""
+        before, random, merged = self._modes
+        if before is not frame.modes or random is not frame.random:
+            merged = {**frame.modes, "rng": frame.random}
+            self._modes = (frame.modes, frame.random, merged)
+        return merged if drawn is frame.random or drawn == frame.random else {**merged, "rng_after": drawn}
+
+
+@lru_cache(maxsize=1 << 14)
+def _name_result(scope: str, call: int, path: str) -> str:
+    return f"{scope}@{call}:{path}"

@@ -12,6 +12,7 @@ import torch
 from precision_align.recording.batches import BatchFacts
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.companions import Companion
+from precision_align.recording.eagerness import run_eagerly
 from precision_align.recording.environment import has_compiled
 from precision_align.recording.findings import Findings
 from precision_align.recording.forcing import Forcer
@@ -81,7 +82,7 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 @dataclass(frozen=True)
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
-    records nothing.
+    records nothing; ``eager``: compiled code runs uncompiled.
     """
 
     taps: Optional[Taps] = None
@@ -90,6 +91,7 @@ class Setup:
     forcer: Optional[Forcer] = None
     opened: Optional[contextlib.ExitStack] = None
     muted: bool = False
+    eager: bool = False
 
 
 @dataclass
@@ -98,16 +100,20 @@ class Crew:
 
     tape: Tape
     scales: ScaleWatcher
+    findings: Findings
     members: Sequence[Companion]
     taps: Taps
     switch: Optional[Switch] = None
     opened: Optional[contextlib.ExitStack] = None
     muted: bool = False
+    eager: bool = False
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """The session opens."""
         if self.opened is not None:
             cleanup.push(self.opened)
+        if self.eager:
+            cleanup.enter_context(run_eagerly())
         self.taps.enter(cleanup, self.tape.note)
         for member in self.members:
             member.start(cleanup)
@@ -160,12 +166,12 @@ def gather_crew(
     """The companions of one session."""
     taps = Taps(tape.plan.sources) if setup.taps is None else setup.taps
     findings, scales = Findings(tape), ScaleWatcher(tape)
-    functions = FunctionRecorder(tape, calls, ledger, taps.functions)
+    functions = FunctionRecorder(tape, calls, ledger, taps.functions, model)
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
-        members.append(OperatorRecorder(tape, calls, taps.operators, findings))
+        members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
     if setup.facts:
         members.append(BatchFacts(model, series, tape.clock))
     if setup.forcer is not None:
         members.append(setup.forcer)
-    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted)
+    return Crew(tape, scales, findings, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)

@@ -6,6 +6,7 @@ import itertools
 import os
 import platform
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from precision_align.core.records import RunInfo
+from precision_align.devices.ascend import find_ascend_versions
 from precision_align.recording.hooks import first_names
 from precision_align.recording.modes import session_modes
 from precision_align.recording.origins import module_classes
@@ -67,17 +69,17 @@ def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def find_versions() -> dict[str, str]:
-    """Versions of what takes part; torch_npu only if the program has loaded it."""
+    """Versions of what takes part; torch_npu only if the program has loaded it, CANN, driver and firmware if there."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     torch_npu = sys.modules.get("torch_npu")
     if torch_npu is not None:
         versions["torch_npu"] = str(getattr(torch_npu, "__version__", "unknown"))
-    for name in ("CANN_VERSION", "ASCEND_TOOLKIT_HOME"):
-        if os.environ.get(name):
-            versions["cann"] = os.environ[name]
-            break
+        commit = getattr(getattr(torch_npu, "version", None), "git_version", None)
+        if isinstance(commit, str) and commit not in ("", "Unknown"):
+            versions["torch_npu commit"] = commit
+    versions.update(find_ascend_versions())
     return versions
 
 
@@ -101,13 +103,26 @@ def find_last_step(folder: str, rank: int) -> int:
 def has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return bool(counters.get("frames", {}).get("total", 0))
+    return any(counters.get("frames", {}).values()) or any(counters.get("stats", {}).values())
+
+
+def update_models(info: RunInfo, model: torch.nn.Module) -> RunInfo:
+    """The same run with what its model has become."""
+    return replace(info, **_describe_model(model))
+
+
+def _describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    tied = tied_names(model)
+    return {
+        "modules": module_classes(model),
+        "aliases": first_names(model)[1],
+        "parameters": {name: tied.get(name, []) for name, _ in model.named_parameters()},
+    }
 
 
 def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None) -> RunInfo:
     """Everything about a run that is known before its first step."""
     number, world = find_rank(rank)
-    _, aliases = first_names(model)
     switches = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
     return RunInfo(
         run=uuid4().hex,
@@ -122,8 +137,6 @@ def describe_run(model: torch.nn.Module, plan: Plan, rank: Optional[int] = None)
             "environment": switches,
             "layout": describe_layout(model),
         },
-        modules=module_classes(model),
-        aliases=aliases,
-        parameters={name: tied_names(model).get(name, []) for name, _ in model.named_parameters()},
+        **_describe_model(model),
         command=" ".join(sys.argv),
     )

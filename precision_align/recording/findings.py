@@ -1,4 +1,4 @@
-"""Facts met on the way that explain differences: operators run by CPU fallback, dtypes that were silently lowered."""
+"""Facts met on the way that explain differences: operators run by the CPU, dtypes that were silently lowered."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Optional
 import torch
 
 from precision_align.recording.companions import Companion
+from precision_align.recording.hops import Hops
 from precision_align.recording.origins import caller_line
 from precision_align.recording.tape import Tape
 
@@ -32,6 +33,7 @@ class Findings(Companion):
         self._tape = tape
         self._fallbacks: Counter[tuple[str, str]] = Counter()
         self._demotions: Counter[tuple[str, str, str]] = Counter()
+        self.hops = Hops()
         self._lock = threading.Lock()
         self._live = False
 
@@ -70,6 +72,18 @@ class Findings(Companion):
             with self._lock:
                 self._demotions[name, f"{before} to {after}".replace("torch.", ""), line] += 1
 
+    def start_step(self) -> None:
+        """What was taken from a device is followed within a step."""
+        self.hops.start_step()
+
+    def listed(self) -> list[dict[str, Any]]:
+        """All of them as JSON: "kind", "operator", "change" (of dtype, or the device left), "source", "count"."""
+        rows = [("CPU fallback", name, "", line, count) for (name, line), count in self._fallbacks.items()]
+        rows += [("dtype lowered", *key[:2], key[2], count) for key, count in self._demotions.items()]
+        rows += [("device hop", name, origin, line, count) for (name, origin, line), count in self.hops.found.items()]
+        names = ("kind", "operator", "change", "source", "count")
+        return [dict(zip(names, row)) for row in sorted(rows, key=lambda row: -row[-1])]
+
     def finish(self) -> None:
         """Write the notes, the most frequent first."""
         for (name, line), count in self._fallbacks.most_common(_SHOWN):
@@ -77,6 +91,7 @@ class Findings(Companion):
             self._tape.note(f"CPU fallback: {name} ran on the CPU{where} (warned of {count} times)")
         for (name, change, line), count in self._demotions.most_common(_SHOWN):
             self._tape.note(f"dtype lowered: {name} turned {change} at {line} ({count} times)")
+        self.hops.tell(self._tape.note, _SHOWN)
         left_out = len(self._fallbacks) + len(self._demotions) - 2 * _SHOWN
         if left_out > 0:
             self._tape.note(f"{left_out} more CPU fallbacks and lowered dtypes were met")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
@@ -20,10 +21,11 @@ from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.recording.companions import Companion
+from precision_align.recording.copies import Staged
 from precision_align.recording.parameters import Owned, gradient_of, owned_buffers, owned_parameters
 from precision_align.recording.plan import Plan
-from precision_align.recording.shards import is_distributed
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.shards import describe_shard, is_distributed, local_shard
+from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Tape
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.values import load_tensor
@@ -48,7 +50,7 @@ def open_reference(
     if "modules" not in plan.sources:
         raise UsageError("forcing replaces what modules return: sources must have 'modules'")
     if isinstance(force, (str, PathLike)):
-        return Reference(opened.enter_context(open_dump(force)), rank)
+        return Reference(opened.enter_context(open_dump(Path(force).absolute())), rank)
     if not hasattr(force, "records") or not hasattr(force, "payload"):
         raise UsageError(f"force takes a reference's dump or its path, not a {type(force).__name__}")
     return Reference(force, rank)
@@ -133,7 +135,7 @@ class Forcer(Companion):
 
     def load(self, record: TensorRecord, like: torch.Tensor, what: str) -> Optional[torch.Tensor]:
         """The reference's tensor on the device and in the dtype of the candidate's, None (listed) where impossible."""
-        if tuple(record.shape) != tuple(like.shape) or is_distributed(like):
+        if tuple(record.shape) != tuple(like.shape):
             self.leave(f"its shape is {tuple(record.shape)} in the reference", what)
             return None
         try:
@@ -177,6 +179,9 @@ class Forcer(Companion):
     ) -> Optional[torch.Tensor]:
         """What to return in place of an output, None where it stays as it is."""
         what = _name(number_call(place), f"output {path!r}")
+        if is_distributed(tensor):
+            self.leave("it is a DTensor", what)
+            return None
         record = self._reference.outputs[pair].get(path)
         if record is None:
             self.leave("the reference has no such output", what)
@@ -228,16 +233,22 @@ class Forcer(Companion):
         if record is None:
             self.leave("the reference has none at this step", what)
             return
-        value = self.load(record, tensor, what)
+        if record.extra.get("shard") != describe_shard(tensor):
+            self.leave("it is sharded in another way in the reference", what)
+            return
+        local = local_shard(tensor)
+        value = self.load(record, local, what)
         if value is not None:
             with untouched():
-                tensor.data.copy_(value)  # through .data: the step's graph is not to see a new version
+                local.data.copy_(value)  # through .data: the step's graph is not to see a new version
             self.forced[f"{role}s"] += 1
 
     def finish(self) -> None:
         """List what was forced and what was not."""
         self._tape.note(
-            "forced from a reference: " + (", ".join(f"{n} {k}" for k, n in self.forced.items()) or "nothing")
+            "forced from a reference: "
+            + (", ".join(f"{n} {k}" for k, n in self.forced.items()) or "nothing")
+            + "; random generators are not: each run draws its own numbers"
         )
         for reason, places in self._left.items():
             shown = ", ".join(list(places)[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")

@@ -18,19 +18,15 @@ from torch.overrides import TorchFunctionMode
 from precision_align.core.records import FUNCTION_SCOPE, Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
-from precision_align.recording.calls import (
-    WRITTEN,
-    CallRecorder,
-    Leaves,
-    Sighting,
-    flatten_arguments,
-    prefixed,
-)
+from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, watch_call
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
+from precision_align.recording.parameters import list_state
+from precision_align.recording.sightings import Sighting
+from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape
 
 # Functions of `torch` and methods of tensors that people write where others call torch.nn.functional or a module.
@@ -107,8 +103,16 @@ class FunctionTap(TorchFunctionMode):
 class FunctionRecorder(Companion):
     """Follows function calls: those that a :class:`FunctionTap` sees, and registered units."""
 
-    def __init__(self, tape: Tape, calls: CallRecorder, ledger: Ledger, tap: Optional[FunctionTap] = None) -> None:
-        self._tape, self._calls, self._ledger, self._tap = tape, calls, ledger, tap
+    def __init__(
+        self,
+        tape: Tape,
+        calls: CallRecorder,
+        ledger: Ledger,
+        tap: Optional[FunctionTap] = None,
+        model: Optional[torch.nn.Module] = None,
+    ) -> None:
+        self._tape, self._calls, self._ledger, self._tap, self._model = tape, calls, ledger, tap, model
+        self._state: dict[int, tuple[torch.Tensor, str]] = {}
         self._numbers: Counter[tuple[Any, ...]] = Counter()
         self._lock = threading.RLock()
         self._with_gradients = "gradients" in tape.plan.sources
@@ -133,6 +137,8 @@ class FunctionRecorder(Companion):
         """Count from 0 again."""
         with self._lock:
             self._numbers.clear()
+            if self._tap is not None and self._model is not None:
+                self._state = {id(tensor): (tensor, name) for name, tensor in list_state(self._model)}
 
     def follow(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function and record it."""
@@ -194,6 +200,10 @@ class FunctionRecorder(Companion):
             self._numbers[counted] += 1
         return Place(clock.step, clock.batch, scope, call, pass_, Source.FUNCTION, name, number)
 
+    def _name_state(self, tensor: Optional[torch.Tensor]) -> str:
+        known = self._state.get(id(tensor))
+        return known[1] if known is not None and known[0] is tensor else ""
+
     def _take_input(self, running: _Running, path: str, tensor: torch.Tensor) -> None:
         staged = self._tape.stage(tensor)
         known = [sighting for sighting in running.sightings if sighting.reference() is tensor]
@@ -206,6 +216,7 @@ class FunctionRecorder(Companion):
         if not error:
             self._take_outputs(running, leaves)
         place = running.place
+        producers = {s.path.partition(".")[2]: n for s in running.sightings if (n := self._name_state(s.reference()))}
         self._tape.call(
             Call(
                 step=place.step,
@@ -225,7 +236,7 @@ class FunctionRecorder(Companion):
                 arguments=running.tree,
                 output=tree,
                 autocast=enabled_autocast(),
-                modes={**call_modes(), "module_call": place.call},
+                modes={**call_modes(), "module_call": place.call, **({"producers": producers} if producers else {})},
                 source=running.line,
                 error=error,
             )

@@ -12,22 +12,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from functools import partial
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
 from precision_align.core.terms import Phase, Role
 from precision_align.recording.staging import untouched
-from precision_align.recording.tape import Place, Tape
+from precision_align.recording.tape import Place, Shelf, Tape
 
 Edge = tuple[Any, int]  # an autograd node and the number of its output
 
 LATE = "gradients that arrived after their step had ended were not recorded"
 
 
-def graph_task() -> int:
-    """The number of the backward pass that runs on this thread, -1 outside."""
-    return int(torch._C._current_graph_task_id())
+# The number of the backward pass that runs on this thread, -1 outside.
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def running_node() -> tuple[int, int]:
@@ -49,9 +49,25 @@ def sequence_position() -> Optional[int]:
 class Tap:
     """One gradient to record: collects its contributions in one backward pass, then records their sum."""
 
+    __slots__ = (
+        "_dtype",
+        "_num_edges",
+        "_passes",
+        "_seen",
+        "_shelf",
+        "_sum",
+        "_tape",
+        "extra",
+        "is_single",
+        "path",
+        "place",
+        "task",
+    )
+
     def __init__(
         self,
-        ledger: Ledger,
+        tape: Tape,
+        shelf: Shelf,
         place: Place,
         path: str,
         extra: Mapping[str, Any],
@@ -59,18 +75,19 @@ class Tap:
         dtype: Optional[torch.dtype] = None,
     ) -> None:
         self.place, self.path, self.extra = place, path, extra
-        self._ledger, self._num_edges, self._dtype = ledger, num_edges, dtype
+        self._tape, self._shelf, self._num_edges, self._dtype = tape, shelf, num_edges, dtype
         self._sum: Optional[torch.Tensor] = None
-        self._seen, self._passes, self.task = 0, 0, -1
+        self.is_single = num_edges == 1
+        self._seen = self._passes = 0
+        self.task = -1
 
     def take(self, gradient: Optional[torch.Tensor]) -> None:
         """One contribution; None where autograd had nothing to send."""
-        self._seen += 1
-        if self._num_edges == 1:
+        if self.is_single:
             if gradient is not None:
                 self._record(gradient)
-            self._seen = 0
             return
+        self._seen += 1
         if gradient is not None:
             with untouched():
                 self._sum = gradient.detach().clone() if self._sum is None else self._sum + gradient.detach()
@@ -89,22 +106,20 @@ class Tap:
         self._sum, self._seen = None, 0
 
     def _record(self, gradient: torch.Tensor) -> None:
-        if self._dtype not in (None, gradient.dtype):
+        if self._dtype is not None and self._dtype is not gradient.dtype:
             with untouched():
                 gradient = gradient.detach().to(self._dtype)
-        # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
-        path = f"{self.path}~{self._passes}" if self.place.op and self._passes else self.path
-        self._ledger.tape.record(
-            self.place,
-            self.place.source,
-            Phase.BACKWARD,
-            Role.GRADIENT,
-            path,
-            gradient,
-            ordinal=self._passes,
-            extra=self.extra,
-        )
+        place, path, number, tape = self.place, self.path, self._passes, self._tape
         self._passes += 1
+        if place.op:
+            # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
+            path, number = f"{path}~{number}" if number else path, place.number
+        staged = tape.stage(gradient)
+        tape.put(self._shelf, place, place.source, Phase.BACKWARD, Role.GRADIENT, path, number, staged, self.extra)
+
+
+# Taps, and which of a node's gradients each takes.
+Slots = list[tuple[Tap, int]]
 
 
 @dataclass
@@ -139,42 +154,28 @@ class Ledger:
         """
         if not tensor.requires_grad:
             return
-        tap = Tap(self, place, path, {})
+        tap = Tap(self.tape, self.tape.find_shelf(place), place, path, {})
         if tensor.grad_fn is not None:
-            tensor.grad_fn.register_prehook(self._make_prehook([(tap, tensor.output_nr)]))
+            tensor.grad_fn.register_prehook(partial(self._take, self.generation, [(tap, tensor.output_nr)]))
             return
         with torch._C.DisableTorchFunction(), torch.enable_grad():
             node: Any = tensor.view_as(tensor).grad_fn
         accumulator = node.next_functions[0][0]  # lives no longer than somebody holds it
-        self._handles.append((accumulator, accumulator.register_prehook(self._make_prehook([(tap, 0)]))))
+        handle = accumulator.register_prehook(partial(self._take, self.generation, [(tap, 0)]))
+        self._handles.append((accumulator, handle))
 
-    def watch_outputs(self, nodes: Mapping[int, tuple[Any, list[tuple[Tap, int]]]]) -> None:
+    def watch_outputs(self, nodes: Mapping[int, tuple[Any, Slots]]) -> None:
         """Hook the nodes whose outputs are the call's outputs."""
         for node, slots in nodes.values():
-            node.register_prehook(self._make_prehook(slots))
+            node.register_prehook(partial(self._take, self.generation, slots))
 
-    def watch_consumers(self, nodes: Mapping[int, tuple[Any, list[tuple[Tap, int]]]]) -> None:
+    def watch_consumers(self, nodes: Mapping[int, tuple[Any, Slots]]) -> None:
         """Hook the nodes that send gradients to the call's inputs and parameters."""
         for node, slots in nodes.values():
-            node.register_hook(self._make_hook(slots))
+            node.register_hook(partial(self._take, self.generation, slots))
 
-    def _make_prehook(self, slots: Sequence[tuple[Tap, int]]) -> Callable[[Any], None]:
-        generation = self.generation
-
-        def watch_output(grad_outputs: Any) -> None:
-            self._take(generation, slots, grad_outputs)
-
-        return watch_output
-
-    def _make_hook(self, slots: Sequence[tuple[Tap, int]]) -> Callable[[Any, Any], None]:
-        generation = self.generation
-
-        def watch_consumer(grad_inputs: Any, grad_outputs: Any) -> None:
-            self._take(generation, slots, grad_inputs)
-
-        return watch_consumer
-
-    def _take(self, generation: int, slots: Sequence[tuple[Tap, int]], gradients: Any) -> None:
+    def _take(self, generation: int, slots: Slots, gradients: Any, grad_outputs: Any = None) -> None:
+        """A hook ran; a pre-hook gets the gradients of a node's outputs, a hook those of its inputs first."""
         try:
             self.num_taken += 1
             if generation != self.generation:
@@ -182,11 +183,14 @@ class Ledger:
                 return
             with self._lock:
                 for tap, index in slots:
-                    self._take_one(tap, gradients[index])
+                    if tap.is_single:
+                        tap.take(gradients[index])
+                    else:
+                        self._take_share(tap, gradients[index])
         except Exception as error:
             self.tape.excuse("a gradient", error)
 
-    def _take_one(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
+    def _take_share(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
         task = graph_task()
         if tap.partial and tap.task != task:  # the pass before this one ended without its callback: an exception
             tap.finish()
@@ -267,9 +271,8 @@ def sequence_of(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-def is_leaf_node(node: Any) -> bool:
-    """Whether this node stands for a leaf tensor (``node.variable``); a user's Function can never have this name."""
-    return type(node).__name__ == "AccumulateGrad"
+# The types of nodes that stand for leaves, and of casts; no Function of a user's can have these names.
+_LEAF, _CAST = "AccumulateGrad", "ToCopyBackward0"
 
 
 def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
@@ -278,40 +281,43 @@ def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edg
     Walks from the outputs' nodes (``roots``) back to what was made before the call.
     """
     found: dict[str, list[Edge]] = {}
-    seen: dict[int, Any] = {}
+    if not targets:
+        return found
+    seen: dict[int, Any] = {}  # keeps the nodes' Python objects alive, so that their ids stay their own
+    keep, boundary = targets.keep, targets.boundary
     stack = [node for node in roots if node is not None]
     while stack:
         node = stack.pop()
-        if id(node) in seen or id(node) in targets.keep or is_leaf_node(node):
+        if id(node) in seen or id(node) in keep or type(node).__name__ == _LEAF:
             continue
-        seen[id(node)] = node  # also keeps the wrapper alive, so that its id stays its own
-        if sequence_of(node) < targets.boundary:
+        seen[id(node)] = node
+        if node._sequence_nr() < boundary:
             continue
         for index, (below, number) in enumerate(node.next_functions):
+            if below is None:
+                continue
             path = _path_of(below, number, targets)
             if path is not None:
                 found.setdefault(path, []).append((node, index))
-            elif below is not None:
+            elif id(below) not in seen:
                 stack.append(below)
     return found
 
 
 def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    if node is None:
-        return None
-    if is_leaf_node(node):
-        return targets.leaves.get(id(node.variable))
-    if node.name() == "ToCopyBackward0":
+    kind = type(node).__name__
+    if kind == _LEAF:
+        return targets.leaves.get(id(node.variable)) if targets.leaves else None
+    if kind == _CAST:
         # Autocast casts a parameter once and shares the cast between all calls: what this call sends to the cast is
         # its share, what the cast sends on is everybody's.
         below = node.next_functions[0][0]
-        if below is not None and is_leaf_node(below) and id(below.variable) in targets.leaves:
+        if below is not None and type(below).__name__ == _LEAF and id(below.variable) in targets.leaves:
             return targets.leaves[id(below.variable)]
     return targets.edges.get((id(node), number))
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One output tensor of a call: its gradient's path and what is known of it (``same_as``)."""
 
     path: str
@@ -323,10 +329,14 @@ class _Slots:
     """Taps grouped by the node that feeds them, so that each node gets one hook."""
 
     def __init__(self) -> None:
-        self.nodes: dict[int, tuple[Any, list[tuple[Tap, int]]]] = {}
+        self.nodes: dict[int, tuple[Any, Slots]] = {}
 
     def add(self, node: Any, index: int, tap: Tap) -> None:
-        self.nodes.setdefault(id(node), (node, []))[1].append((tap, index))
+        known = self.nodes.get(id(node))
+        if known is None:
+            self.nodes[id(node)] = (node, [(tap, index)])
+        else:
+            known[1].append((tap, index))
 
 
 def watch_call(
@@ -338,34 +348,36 @@ def watch_call(
 
     Tensors without a history of their own (leaves) are not outputs to watch.
     """
+    roots = [(output, node) for output in outputs if (node := output.tensor.grad_fn) is not None]
+    used_inside = _find_used_inside(roots, targets.boundary) if len(roots) > 1 else ()
+    tape, shelf = ledger.tape, ledger.tape.find_shelf(place)
     handed_out = _Slots()
-    with_history = [output for output in outputs if output.tensor.grad_fn is not None]
-    used_inside = _find_used_inside(with_history, targets.boundary)
-    for output in with_history:
-        node, number = output.tensor.grad_fn, output.tensor.output_nr
-        passed_on = targets.edges.get((id(node), number))
+    for output, node in roots:
+        number = output.tensor.output_nr
         # made before this call: its gradient is a sum over uses that have nothing to do with this call
-        older = passed_on is not None or sequence_of(node) < targets.boundary
-        extra = {**common, **output.extra, **({"shared": True} if older else {})}
+        older = (id(node), number) in targets.edges or sequence_of(node) < targets.boundary
+        extra = {**common, **output.extra} if common or output.extra else {}
+        if older:
+            extra["shared"] = True
         if output.path in used_inside:
             extra["inside"] = True
-        handed_out.add(node, number, Tap(ledger, place, output.path, extra))
+        handed_out.add(node, number, Tap(tape, shelf, place, output.path, extra))
     consumers = _Slots()
-    for path, edges in find_consumers([output.tensor.grad_fn for output in with_history], targets).items():
-        also = {"also": targets.also[path]} if path in targets.also else {}
-        extra = {**common, "share": True, **also}
-        tap = Tap(ledger, place, path, extra, len(edges), targets.dtypes[path])
+    shares = {**common, "share": True}
+    for path, edges in find_consumers([node for _, node in roots], targets).items():
+        extra = {**shares, "also": targets.also[path]} if path in targets.also else shares
+        tap = Tap(tape, shelf, place, path, extra, len(edges), targets.dtypes[path])
         for node, index in edges:
             consumers.add(node, index, tap)
     ledger.watch_outputs(handed_out.nodes)
     ledger.watch_consumers(consumers.nodes)
 
 
-def _find_used_inside(outputs: Sequence[Output], boundary: int) -> set[str]:
+def _find_used_inside(roots: Sequence[tuple[Output, Any]], boundary: int) -> set[str]:
     """Paths of the outputs from which the same call computes other outputs."""
     edges: dict[tuple[int, int], str] = {}
-    for output in outputs:
-        edges.setdefault((id(output.tensor.grad_fn), output.tensor.output_nr), output.path)
+    for output, node in roots:
+        edges.setdefault((id(node), output.tensor.output_nr), output.path)
     if len(edges) < 2:
         return set()
-    return set(find_consumers([output.tensor.grad_fn for output in outputs], Targets(edges=edges, boundary=boundary)))
+    return set(find_consumers([node for _, node in roots], Targets(edges=edges, boundary=boundary)))

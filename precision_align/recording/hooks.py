@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from typing import Any, Callable
 
 import torch
+
+from precision_align.recording.parameters import walk_modules
 
 
 def _is_never_compiling() -> bool:
@@ -30,15 +33,17 @@ class Hook:
     method would copy the whole session.
     """
 
-    def __init__(self, follow: Callable[..., Any]) -> None:
-        self._follow = follow
+    __slots__ = ("_follow", "_module", "_scope")
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __init__(self, module: torch.nn.Module, scope: str, follow: Callable[..., Any]) -> None:
+        self._module, self._scope, self._follow = module, scope, follow
+
+    def __call__(self, called: torch.nn.Module, *arguments: Any) -> Any:
         # A compiler traces hooks into its graph. Breaking the graph here would change what it fuses, and so the
         # numbers: inside compiled code a hook is to vanish.
-        if is_compiling():
+        if is_compiling() or not (called is self._module or getattr(called, "_is_replica", False)):
             return None
-        return self._follow(*arguments)
+        return self._follow(called, self._scope, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _make_ignoring_hook, ()
@@ -72,21 +77,24 @@ class Hooks:
     def __init__(
         self,
         enter: Callable[[torch.nn.Module, str, Any, Any], None],
-        leave: Callable[[torch.nn.Module, str, Any], Any],
+        leave: Callable[[torch.nn.Module, str, Any, Any, Any], Any],
         note: Callable[[str], None],
     ) -> None:
         self._enter, self._leave, self._note = enter, leave, note
         self._handles: list[Any] = []
-        self._hooked: set[int] = set()
-        self._callable: list[str] = []
+        self._hooked: dict[int, weakref.ref[torch.nn.Module]] = {}  # an id alone may come again
+        self._callable: dict[str, None] = {}
 
     def attach(self, model: torch.nn.Module) -> None:
         """Hook every module that has no hooks of ours yet (models may grow while they run)."""
+        if all(id(module) in self._hooked for module in walk_modules(model)):
+            return
         modules, _ = first_names(model)
         for scope, module in modules.items():
-            if id(module) in self._hooked:
+            known = self._hooked.get(id(module))
+            if known is not None and known() is module:
                 continue
-            self._hooked.add(id(module))
+            self._hooked[id(module)] = weakref.ref(module)
             if isinstance(module, torch.jit.ScriptModule):
                 self._note(f"module {scope!r} is compiled TorchScript and takes no hooks: its calls were not recorded")
                 continue
@@ -101,20 +109,15 @@ class Hooks:
 
     def _attach_one(self, scope: str, module: torch.nn.Module) -> None:
         if type(module).forward is not torch.nn.Module.forward:
-            self._callable.append(scope)
-
-        def enter(called: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            if called is module or getattr(called, "_is_replica", False):
-                self._enter(called, scope, args, kwargs)
-
-        def leave(called: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            if called is module or getattr(called, "_is_replica", False):
-                return self._leave(called, scope, output)
-            return None
+            self._callable[scope] = None
 
         # first, so that what the user's own hooks do to the inputs and the state (spectral_norm) is part of the call
-        self._handles.append(module.register_forward_pre_hook(Hook(enter), prepend=True, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(Hook(leave), with_kwargs=True, always_call=True))
+        self._handles.append(
+            module.register_forward_pre_hook(Hook(module, scope, self._enter), prepend=True, with_kwargs=True)
+        )
+        self._handles.append(
+            module.register_forward_hook(Hook(module, scope, self._leave), with_kwargs=True, always_call=True)
+        )
 
     def uncalled(self, called: Collection[str]) -> list[str]:
         """Hooked modules with a forward of their own (a ModuleList has none) that were never called."""

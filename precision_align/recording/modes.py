@@ -10,6 +10,9 @@ from typing import Any, Callable
 
 import torch
 
+_NONE: Mapping[str, str] = {}
+_is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
 
 @cache
 def _autocast_devices() -> tuple[str, ...]:
@@ -27,6 +30,8 @@ def _autocast_devices() -> tuple[str, ...]:
 
 def enabled_autocast() -> Mapping[str, str]:
     """Device type -> dtype where autocast is on, on this thread."""
+    if not _is_any_autocast_enabled():
+        return _NONE
     devices = _autocast_devices()
     if not devices:
         return _enabled_autocast_before_2_4()
@@ -43,8 +48,13 @@ def _enabled_autocast_before_2_4() -> Mapping[str, str]:
 
 
 def call_modes() -> Mapping[str, Any]:
-    """What may change from call to call."""
-    return {"default_dtype": _short(torch.get_default_dtype()), "inference": torch.is_inference_mode_enabled()}
+    """What may change from call to call; one object as long as it does not."""
+    return _describe_call_modes(torch.get_default_dtype(), torch.is_inference_mode_enabled())
+
+
+@cache
+def _describe_call_modes(dtype: torch.dtype, inference: bool) -> Mapping[str, Any]:
+    return {"default_dtype": _short(dtype), "inference": inference}
 
 
 def session_modes() -> Mapping[str, Any]:

@@ -23,12 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from precision_align.core.records import OPERATOR_SCOPE, Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
-from precision_align.recording.calls import WRITTEN, CallRecorder, Leaves, flatten_arguments, prefixed
+from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.findings import Findings
 from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
 from precision_align.recording.origins import caller_line
+from precision_align.recording.parameters import list_state
+from precision_align.recording.storages import storage_of
+from precision_align.recording.structures import Leaves, flatten_arguments, prefixed
 from precision_align.recording.tape import Place, Tape
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
@@ -89,30 +92,24 @@ class Producers:
 
     def find(self, tensor: torch.Tensor) -> str:
         """ "IDENTITY:PATH" of the writer, "" where none of this step is known."""
-        key = _storage_of(tensor)
+        key = storage_of(tensor)
         known = None if key is None else self._known.get(key.cdata)
         return "" if known is None or known[0].expired() else known[1]  # type: ignore[no-untyped-call]
 
     def remember(self, tensor: torch.Tensor, text: str) -> None:
         """This tensor's storage was written by that operator."""
-        key = _storage_of(tensor)
+        key = storage_of(tensor)
         if key is not None:
             self._known[key.cdata] = (key, text)
-
-
-def _storage_of(tensor: torch.Tensor) -> Optional[StorageWeakRef]:
-    try:
-        with torch._C.DisableTorchFunction():  # asking for a storage dispatches nothing
-            return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError):  # sparse, opaque and wrapped tensors have none
-        return None
 
 
 class OperatorRecorder(Companion):
     """Records what an :class:`OperatorTap` sees while a step is recorded."""
 
-    def __init__(self, tape: Tape, calls: CallRecorder, tap: OperatorTap, findings: Findings) -> None:
-        self._tape, self._calls, self._tap, self._findings = tape, calls, tap, findings
+    def __init__(
+        self, tape: Tape, calls: CallRecorder, tap: OperatorTap, findings: Findings, model: torch.nn.Module
+    ) -> None:
+        self._tape, self._calls, self._tap, self._findings, self._model = tape, calls, tap, findings, model
         self._numbers: Counter[tuple[Any, ...]] = Counter()
         self._origins: dict[int, Spot] = {}
         self._producers = Producers()
@@ -134,6 +131,8 @@ class OperatorRecorder(Companion):
             self._numbers.clear()
             self._origins.clear()
             self._producers.clear()
+            for name, tensor in list_state(self._model):
+                self._producers.remember(tensor, name)
 
     def follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator and record it."""
@@ -205,6 +204,9 @@ class OperatorRecorder(Companion):
     def _finish(self, running: _Running, result: Any, error: str) -> None:
         tree, leaves = flatten_arguments(result)
         self._remember_node(running.spot)
+        if running.spot.parent != -1:
+            place, line = running.place, running.spot.line
+            self._findings.hops.look(place.op, computes(running.func), running.leaves, leaves, line)
         if computes(running.func):
             self._take_outputs(running, leaves)
         spot, place = running.spot, running.place

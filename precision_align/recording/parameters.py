@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -36,9 +37,46 @@ def owned_parameters(model: torch.nn.Module) -> list[Owned]:
     return [Owned.split(name, parameter) for name, parameter in model.named_parameters()]
 
 
+class Inventory:
+    """The parameters of a model, listed again only when a module holds others than before."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._looks: list[int] = []
+        self._owned: list[Owned] = []
+
+    def parameters(self) -> Sequence[Owned]:
+        """As :func:`owned_parameters`."""
+        looks = []
+        for module in walk_modules(self._model):
+            looks.append(id(module))
+            looks.extend(map(id, module._parameters.values()))
+        if looks != self._looks:
+            self._owned, self._looks = owned_parameters(self._model), looks
+        return self._owned
+
+
+def walk_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Every module once, without its name: a fraction of the cost of ``named_modules``."""
+    seen: set[int] = set()
+    stack: list[Optional[torch.nn.Module]] = [model]
+    while stack:
+        module = stack.pop()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            stack.extend(module._modules.values())
+            yield module
+
+
 def owned_buffers(model: torch.nn.Module) -> list[Owned]:
     """All buffers once, by their first names."""
     return [Owned.split(name, buffer) for name, buffer in model.named_buffers()]
+
+
+def list_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """("state:NAME", tensor) of all parameters and buffers: what operations may have been given from them."""
+    for item in (*owned_parameters(model), *owned_buffers(model)):
+        yield f"state:{item.name}", item.tensor
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
@@ -56,16 +94,18 @@ class ParameterRecorder:
 
     def __init__(self, tape: Tape, model: torch.nn.Module) -> None:
         self._tape, self._model = tape, model
+        self._inventory = Inventory(model)
 
-    def record_start(self) -> None:
-        """Parameters and buffers as the step finds them."""
-        for role, owned in ((Role.PARAMETER, owned_parameters), (Role.BUFFER, owned_buffers)):
-            for item in owned(self._model):
-                self._record(item, Phase.FORWARD, role, item.tensor, 0)
+    def record_start(self, within: str = "") -> None:
+        """Parameters and buffers as the step finds them; ``within``: of this scope and those below it only."""
+        for role, owned in ((Role.PARAMETER, self._inventory.parameters()), (Role.BUFFER, owned_buffers(self._model))):
+            for item in owned:
+                if not within or f"{item.scope}.".startswith(f"{within}."):
+                    self._record(item, Phase.FORWARD, role, item.tensor, 0)
 
     def record_totals(self, ordinal: int) -> None:
         """All gradients as they stand in ``.grad``; ``ordinal`` counts the backward passes of this micro-batch."""
-        for item in owned_parameters(self._model):
+        for item in self._inventory.parameters():
             gradient = gradient_of(item.tensor)
             if gradient is not None:
                 self._record(item, Phase.BACKWARD, Role.GRADIENT, gradient, ordinal)

@@ -8,13 +8,14 @@ from typing import Optional
 import torch
 
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.copies import Staged
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.losses import BackwardListener
 from precision_align.recording.parameters import ParameterRecorder
 from precision_align.recording.scaling import ScaleWatcher
 from precision_align.recording.series import Series
 from precision_align.recording.shards import local_shard
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Tape
 
 

@@ -5,53 +5,74 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 
 from precision_align.core.errors import UsageError
-from precision_align.recording.staging import untouched
+from precision_align.recording.staging import compare_memory, has_modes, untouched
 from precision_align.storage.hashing import digest_bytes
 
 # Philox generators (CUDA, NPU) have a state of 16 bytes: the seed and the offset, 64 bits each.
 _PHILOX_BYTES = 16
-_last: tuple[bytes, str] = (b"", "")
+_cuda_is_initialized: Callable[[], bool] = torch.cuda.is_initialized
+_last: dict[str, tuple[torch.Tensor, int, str]] = {}
+_described: dict[str, str] = {}
 
 
-def describe_generators() -> dict[str, str]:
+def describe_generators() -> Mapping[str, str]:
     """Device -> state of its default generator, only of devices that are in use.
 
     A counter-based generator is described as "SEED+OFFSET", any other by a fingerprint of its whole state, 16
-    hexadecimal digits: equal texts mean that the same numbers come next.
+    hexadecimal digits: equal texts mean that the same numbers come next. One object as long as nothing was drawn.
     """
-    with untouched():  # reading a state goes through dispatch modes too
-        return {name: _describe(state) for name, state in _states()}
+    global _described
+    if has_modes():  # reading a state goes through dispatch modes too
+        with untouched():
+            found = _describe_all()
+    else:
+        found = _describe_all()
+    if found != _described:
+        _described = found
+    return _described
 
 
-def _states() -> Iterator[tuple[str, torch.Tensor]]:
-    yield "cpu", torch.default_generator.get_state()
+def _describe_all() -> dict[str, str]:
+    try:
+        found = {"cpu": _describe("cpu", torch.default_generator.get_state())}
+    except RuntimeError:  # inside a torch.func transform a new tensor is a wrapper without memory
+        return {}
+    if not _cuda_is_initialized() and "torch_npu" not in sys.modules:
+        return found
     for name in ("cuda", "npu"):
         device = getattr(torch, name, None)
         if device is None or (name == "npu" and "torch_npu" not in sys.modules):
             continue
         try:
             if device.is_initialized():
-                yield f"{name}:{device.current_device()}", device.get_rng_state()
+                place = f"{name}:{device.current_device()}"
+                found[place] = _describe(place, device.get_rng_state())
         except (AttributeError, RuntimeError, NotImplementedError):  # a simulated device, a graph being captured
             continue
+    return found
 
 
-def _describe(state: torch.Tensor) -> str:
-    global _last
-    data = state.numpy().tobytes()
-    if len(data) == _PHILOX_BYTES:
-        seed, offset = np.frombuffer(data, dtype=np.uint64)
-        return f"{int(seed)}+{int(offset)}"
-    if data != _last[0]:  # most calls draw nothing: the state is still the last one
-        _last = (data, digest_bytes(data)[:16])
-    return _last[1]
+def _describe(name: str, state: torch.Tensor) -> str:
+    known = _last.get(name)
+    size = state.nbytes
+    # most calls draw nothing: the state is still the last one
+    if known is None or known[1] != size or compare_memory(known[0].data_ptr(), state.data_ptr(), size):
+        known = _last[name] = (state, size, _fingerprint(state.numpy().tobytes()))
+    return known[2]
+
+
+def _fingerprint(data: bytes) -> str:
+    if len(data) != _PHILOX_BYTES:
+        return digest_bytes(data)[:16]
+    seed, offset = np.frombuffer(data, dtype=np.uint64)
+    return f"{int(seed)}+{int(offset)}"
 
 
 def seed_everything(seed: int, *, deterministic: bool = True) -> Mapping[str, Any]:

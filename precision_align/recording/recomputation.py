@@ -75,11 +75,11 @@ class Recomputations:
 
 def point_at(tensors: Sequence[torch.Tensor]) -> Pointers:
     """Where the tensors lie in memory: the same for a tensor and its detached twin."""
-    return tuple((_address(tensor), tuple(tensor.shape)) for tensor in tensors)
+    return tuple(map(_point_at, tensors))
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _point_at(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     try:
-        return int(tensor.data_ptr())
-    except (RuntimeError, NotImplementedError):  # sparse, meta and wrapped tensors have none
-        return 0
+        return int(tensor.data_ptr()), tuple(tensor.shape)
+    except Exception:  # sparse, meta, nested and wrapped tensors have no address, each with an error of its own
+        return 0, ()

@@ -13,30 +13,32 @@ from typing import Any, Optional
 
 import torch
 
-from precision_align.core.errors import PrecisionAlignError, UsageError
+from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.crew import Setup, gather_crew
+from precision_align.recording.cycles import Cycle
+from precision_align.recording.environment import update_models
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
 from precision_align.recording.losses import listening
+from precision_align.recording.models import Models
 from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper
 from precision_align.recording.parameters import ParameterRecorder
 from precision_align.recording.passes import PassRecorder
 from precision_align.recording.points import check_saved, read_number
 from precision_align.recording.series import Series
-from precision_align.recording.silence import NOTHING_CALLED, describe_silent
+from precision_align.recording.silence import describe_silent, explain_emptiness
 from precision_align.recording.tape import Place, Tape
 
 
 class Recorder:
-    """A running session. ``notes``: what was not recorded so far, and why.
+    """A running session. ``notes``: what was not recorded so far, and why; ``emptiness``: why nothing at all was.
 
     Where ``step()`` is not used, each outermost forward of the model is a step (where only its parts are called, each
-    backward pass ends one); with ``accumulates`` all forwards up to
-    an optimizer's step are micro-batches of one (a loop that has a backward pass but no known optimizer yet counts as
-    accumulating).
+    backward pass ends one); with ``accumulates`` a step is all forwards up to the optimizers' steps (see ``cycles``),
+    and of a loop without gradients each forward of the model.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Recorder:
         self._hooks = Hooks(self._enter, self._leave, tape.note)
         self._cleanup = ExitStack()
         self._open = self._closed = self._explicit = self._step_open = False
-        self._num_steps = 0
-        self._stepped = False
+        self.emptiness = ""
+        self._num_steps, self._given = 0, False
+        self._cycle = Cycle(model)
+        self._others: set[str] = set()
         self._forcer = None if setup is None else setup.forcer
         self._calls.forcer = self._forcer
         self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup())
@@ -113,6 +117,8 @@ class Recorder:
             if error is None:
                 raise
             warnings.warn(f"the dump could not be closed properly: {problem}", RuntimeWarning, stacklevel=2)
+        if self.emptiness and error is None:
+            raise NothingCaptured(f"nothing was captured: {self.emptiness}")
 
     def _close(self) -> None:
         try:
@@ -125,17 +131,27 @@ class Recorder:
             self._cleanup.close()
             self._crew.finish()
             self._note_unseen()
-            self._tape.sink.close(replace(self._info, notes=tuple(self._tape.notes)))
+            found = self._crew.findings.listed()
+            capture = {**self._info.capture, "findings": found} if found else self._info.capture
+            self._tape.close(replace(self._info, capture=capture, notes=tuple(self._tape.notes)))
 
     def _note_unseen(self) -> None:
         if self._crew.muted:
             self._tape.note(f"rank {self._info.rank} was not asked to record")
             return
-        if not self._tape.num_calls:
-            self._tape.note(NOTHING_CALLED)
+        if not self._tape.num_calls and not self._calls.called:
+            self._note_emptiness()
             return
         for note in describe_silent(self._model, self._hooks.uncalled(self._calls.called)):
             self._tape.note(note)
+
+    def _note_emptiness(self) -> None:
+        if self._crew.switch is not None:
+            self._tape.note(f"recording was never switched on ({self._crew.switch.text}): nothing was captured")
+            return
+        reason = explain_emptiness(self._model, self._tape.plan, self._num_steps)
+        self._tape.note(reason)
+        self.emptiness = "" if self._given else reason
 
     @contextlib.contextmanager
     def step(self, number: Optional[int] = None) -> Iterator[Recorder]:
@@ -155,6 +171,7 @@ class Recorder:
 
     def log(self, **values: Any) -> None:
         """Points of scalar series at this step, for example ``log(loss=loss)``: numbers or one-element tensors."""
+        self._given = True
         for name, value in values.items():
             self._series.add(name, self._tape.clock.batch, read_number(name, value), given=True)
 
@@ -164,6 +181,7 @@ class Recorder:
         The same name again in a step counts as its next call. Raises UsageError for what is no name and tensor.
         """
         check_saved(name, tensor)
+        self._given = True
         if self._tape.clock.recording:
             clock = self._tape.clock
             number = self._series.count(f"save:{name}")
@@ -187,6 +205,35 @@ class Recorder:
         self._info = replace(self._info, optimizer={**self._info.optimizer, recorder.scope: described})
         return recorder
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module of this session runs on this thread."""
+        return bool(self._calls.open_frames)
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether a backward pass has come, or more than one step."""
+        return self._passes.passed or self._num_steps > 1
+
+    def add_model(self, name: str, model: torch.nn.Module, instead: Optional[str] = None) -> str:
+        """Record one more model besides the first, from now on; returns its scope. For sessions on ``Models`` only.
+
+        ``instead``: the scope of one that was added before and whose place it takes.
+        """
+        if not isinstance(self._model, Models):
+            raise UsageError("this session is on one module: capture both as parts of one, such as a ModuleDict")
+        scope = self._model.add(name, model) if instead is None else instead
+        if instead is not None:
+            self._model.replace(instead, model)
+        else:
+            self._info = update_models(self._info, self._model)
+        self._others.add(scope)
+        if self._tape.clock.recording:
+            self._hooks.attach(self._model)
+            if "parameters" in self._tape.plan.sources:
+                self._tape.guard("parameters", self._parameters.record_start, scope)
+        return scope
+
     # What the steps consist of
 
     def _begin_step(self, number: int) -> None:
@@ -194,11 +241,13 @@ class Recorder:
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
         wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
         clock.recording = wanted and not self._came_before(number)
-        self._step_open, self._stepped, clock.stepping = True, False, False
+        self._step_open, clock.stepping = True, False
+        self._cycle.start_step()
         self._passes.start_step()
         self._crew.start_step()
         self._num_steps += 1
         if not clock.recording:
+            self._tape.release()
             return
         self._hooks.attach(self._model)
         self._calls.start_step()
@@ -240,7 +289,7 @@ class Recorder:
             return
         try:
             if self._calls.is_outermost(scope):
-                self._begin_forward(scope)
+                self._begin_forward(scope, module)
                 if scope == "":
                     self._crew.start_batch(args, kwargs)
             if clock.recording:
@@ -248,7 +297,7 @@ class Recorder:
         except Exception as error:
             self._tape.excuse(f"the call of {scope!r}", error)
 
-    def _leave(self, module: torch.nn.Module, scope: str, output: Any) -> Any:
+    def _leave(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any, output: Any) -> Any:
         """Returns None, or in a forced session what the module is to return."""
         if not self._open or not self._tape.clock.recording:
             return None
@@ -261,20 +310,25 @@ class Recorder:
     def _may_begin(self, scope: str) -> bool:
         return scope == "" or (not self._explicit and (not self._step_open or self._passes.passed))
 
-    def _begin_forward(self, scope: str) -> None:
+    def _begin_forward(self, scope: str, module: torch.nn.Module) -> None:
         """An outermost forward: the next micro-batch, or without ``step()`` the next step."""
         clock = self._tape.clock
-        if not self._explicit and (not self._step_open or self._starts_anew(scope)):
+        if not self._explicit and (not self._step_open or self._starts_anew(scope, module)):
             self._end_step()
             self._begin_step(clock.step + 1)
         if scope == "":
             clock.micro += 1
             self._passes.start_batch()
 
-    def _starts_anew(self, scope: str) -> bool:
-        if self._accumulates:
-            return self._stepped or not (self._optimizers or self._passes.passed)
-        return scope == "" or self._passes.passed
+    def _starts_anew(self, scope: str, module: torch.nn.Module) -> bool:
+        if not self._accumulates:
+            return scope == "" or self._passes.passed
+        if self._cycle.is_over:
+            return True
+        if self._passes.passed:
+            return not (self._optimizers or self._cycle.has_optimizers)
+        trains = torch.is_grad_enabled() and module.training
+        return not (self._optimizers or trains or scope in self._others)
 
     # Backward passes and optimizer steps
 
@@ -298,7 +352,8 @@ class Recorder:
 
     def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
         """It has stepped, or raised ``error``."""
-        self._stepped, self._tape.clock.stepping = True, False
+        self._tape.clock.stepping = False
+        self._cycle.note_step(recorder.optimizer)
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             self._tape.guard("an optimizer step", recorder.after, error)
             self._passes.leave_to_optimizer()

@@ -9,7 +9,7 @@ from typing import Union
 
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.recording.triggers import Trigger
-from precision_align.storage.base import Draft, Sink
+from precision_align.storage.base import AnyDraft, Draft, Sink
 
 # Host memory that a ring may take beside the training.
 RING_BYTES = 2 << 30
@@ -19,7 +19,7 @@ _NO_ROOM = "the ring of recorded steps was full: lower the payload tier or raise
 class DroppingSink:
     """A sink for ranks that are not to record: nothing is written, no folder made."""
 
-    def put(self, draft: Draft) -> None:
+    def put(self, draft: AnyDraft) -> None:
         """Dropped."""
 
     def put_call(self, call: Call) -> None:
@@ -43,7 +43,7 @@ class _Step:
     """What came in one step."""
 
     number: int = -1
-    items: list[Union[Draft, Call]] = field(default_factory=list)
+    items: list[Union[AnyDraft, Call]] = field(default_factory=list)
     nbytes: int = 0
 
 
@@ -62,7 +62,7 @@ class RingSink:
         self._seen: set[int] = set()
         self._fired = 0
 
-    def put(self, draft: Draft) -> None:
+    def put(self, draft: AnyDraft) -> None:
         """Keep a tensor for now."""
         words = draft.words
         if words is not None and id(words) not in self._seen:
@@ -116,10 +116,10 @@ class RingSink:
         while self._steps:
             kept = self._steps.popleft()
             for item in kept.items:
-                if isinstance(item, Draft):
-                    self._sink.put(item)
-                else:
+                if isinstance(item, Call):
                     self._sink.put_call(item)
+                else:
+                    self._sink.put(item)
             self._sink.end_step(kept.number)
 
     def close(self, info: RunInfo) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Optional
 import torch
 
 from precision_align.recording.companions import Companion
-from precision_align.recording.staging import Staged, untouched
+from precision_align.recording.copies import Staged
+from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Tape
 
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
 
 from precision_align.core.errors import UsageError
 from precision_align.recording.crew import Setup, Taps
+from precision_align.recording.eagerness import check_eager
 from precision_align.recording.environment import describe_run, find_last_step
 from precision_align.recording.forcing import Forcer, open_reference
 from precision_align.recording.limits import NO_LIMITS, Limits
@@ -48,6 +50,7 @@ def capture(
     ranks: Steps = None,
     force: Union[str, PathLike[str], Dump, None] = None,
     certify: bool = False,
+    eager: bool = False,
 ) -> Recorder:
     """Record what a model computes while inside; use as ``with capture(model, "runs/reference") as recorder:``.
 
@@ -69,12 +72,14 @@ def capture(
     exists, "env:NAME" is set, or after "signal:USR1" (again to stop). ``facts``: series of cheap facts of each batch,
     recorded or not (see ``batches``); by default only with a trigger. ``force``: a reference's dump, or its path: each
     call returns the reference's outputs, each output's gradient becomes the reference's, each step starts from its
-    parameters; this changes the numbers on purpose, and the dump says so (see ``forcing``).
+    parameters; this changes the numbers on purpose, and the dump says so (see ``forcing``). ``eager``: run what
+    torch.compile made uncompiled meanwhile, as no hook runs in compiled code; its numbers may differ then.
 
     ``storage``: how the dump is written (see :class:`~precision_align.storage.settings.Settings`): memory for tensors
     on their way, how long they may hold up training, disk space to leave free, how many steps to keep, compression.
 
-    Raises UsageError for arguments that do not fit, DumpError when the folder is in use.
+    Raises UsageError for arguments that do not fit, DumpError when the folder is in use, and at the end
+    NothingCaptured where not one call was seen.
     """
     if certify:
         raise UsageError("certify is not available yet; leave it out")
@@ -95,6 +100,7 @@ def capture(
         sink=sink,
         limits=limits,
         force=force,
+        eager=eager,
     )
 
 
@@ -112,15 +118,20 @@ def start_recorder(
     limits: Limits = NO_LIMITS,
     taps: Optional[Taps] = None,
     force: Union[str, PathLike[str], Dump, None] = None,
+    eager: bool = False,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
     limits.check()
+    check_eager(eager)
+    path = None if path is None else str(Path(path).absolute())  # the run may change the working directory
     optimizers = as_optimizers(optimizer)
     info = describe_run(model, plan, rank)
-    info = replace(info, capture={**info.capture, **limits.describe()})
+    info = replace(info, capture={**info.capture, **limits.describe(), **({"eager": True} if eager else {})})
     first = find_last_step(str(path), info.rank) + 1 if append and sink is None else 0
     with ExitStack() as opened:
         reference = open_reference(force, info.rank, plan, opened)
+        if reference is not None:
+            info = replace(info, forced=True, capture={**info.capture, "forced_from": reference.dump.info.run})
         switch = limits.make_switch(opened)
         trigger = limits.make_trigger(opened)
         muted = not limits.wants_rank(info.rank)
@@ -133,5 +144,5 @@ def start_recorder(
         sink = RingSink(sink, trigger, limits.ring, limits.ring_bytes)
     tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps=taps, switch=switch, facts=limits.wants_facts, forcer=forcer, opened=kept, muted=muted)
-    return Recorder(model, tape, replace(info, forced=reference is not None), optimizers, accumulates, setup)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager)
+    return Recorder(model, tape, info, optimizers, accumulates, setup)

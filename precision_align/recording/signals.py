@@ -69,4 +69,4 @@ class Switch:
 def _make_check(kind: str, rest: str) -> Callable[[], bool]:
     if kind == "env":
         return lambda: os.environ.get(rest, "") not in ("", "0")
-    return Path(rest).exists
+    return Path(rest).absolute().exists

@@ -6,21 +6,28 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 
-from precision_align.core.keys import Key
-from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.core.records import OPTIMIZER_SCOPE, Call, Point, RunInfo
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.recording.budgets import Budget
+from precision_align.recording.copies import Staged
 from precision_align.recording.plan import Plan
-from precision_align.recording.staging import Staged, Stager
-from precision_align.storage.base import Draft, Sink
+from precision_align.recording.staging import Stager
+from precision_align.storage.base import Sink, put_all
+from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item, Slot
+
+# A batch goes to the sink when it has so many bytes or items: enough for the writer to work on without the
+# interpreter's lock, few enough to be still in the cache.
+_BATCH_BYTES = 1 << 20
+_BATCH_ITEMS = 64
+# About 0.5 KB each. Records of one step of a large model are fewer.
+_MAX_SLOTS = 1 << 17
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The call a record belongs to; ``number``: which of the calls of ``op`` within the module's call."""
 
     step: int
@@ -56,11 +63,47 @@ class Clock:
         return max(self.micro, 0)
 
 
+class Shelf:
+    """The slots of one place's records, the same in every step."""
+
+    __slots__ = ("_fixed", "_rank", "_slots", "tier")
+
+    def __init__(self, rank: int, place: Place, tier: Tier) -> None:
+        self._rank, self.tier = rank, tier
+        self._fixed = (place.scope, place.call, place.pass_, place.op)
+        self._slots: dict[tuple[Any, ...], Slot] = {}
+
+    def find(
+        self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
+    ) -> Slot:
+        """The slot of a record."""
+        try:
+            looks = (source, phase, role, path, ordinal, *extra.items()) if extra else (source, role, path, ordinal)
+            return self._slots[looks]
+        except KeyError:
+            if len(self._slots) >= _MAX_SLOTS:  # extras that never come again
+                self._slots.clear()
+            slot = self._slots[looks] = self._make(source, phase, role, path, ordinal, extra)
+            return slot
+        except TypeError:  # a list in extra
+            return self._make(source, phase, role, path, ordinal, extra)
+
+    def _make(
+        self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
+    ) -> Slot:
+        scope, call, pass_, op = self._fixed
+        return Slot(self._rank, source, scope, call, pass_, op, ordinal, phase, role, path, extra or {})
+
+
 @dataclass
 class Tape:
     """Hands drafts, calls and points to the sink, in the order of one session-wide counter.
 
-    Methods may be called from any thread (autograd runs hooks on its device threads).
+    ``num_calls``: so far, but for those of optimizers.
+
+    Methods may be called from any thread (autograd runs hooks on its device threads). What a record has in common with
+    that of other steps is made once (:class:`~precision_align.storage.drafts.Slot`), and records go to the sink in
+    batches: each hand-over wakes the writer, and would make it fight for the interpreter's lock.
     """
 
     sink: Sink
@@ -74,6 +117,9 @@ class Tape:
     _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
+    _shelves: dict[tuple[Any, ...], Shelf] = field(default_factory=dict)
+    _waiting: list[Item] = field(default_factory=list)
+    _waiting_bytes: int = 0
 
     def tick(self) -> int:
         """The next sequence number."""
@@ -120,70 +166,84 @@ class Tape:
         extra: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Hand a tensor that was copied before (at ``order``) to the sink; a sparse one's parts follow as path#part."""
-        key = Key(
-            place.step,
-            place.micro,
-            self.rank,
-            source,
-            place.scope,
-            place.call,
-            place.pass_,
-            place.op,
-            place.number if place.op else ordinal,
-            phase,
-            role,
-            path,
-        )
-        merged = {**staged.extra, **(extra or {})}
-        tier, reason = self._choose_tier(place.scope, staged)
-        if staged.parts:
-            merged["parts"] = [name for name, _ in staged.parts]
-        record = TensorRecord(
-            key=key,
-            dtype=staged.dtype,
-            shape=staged.shape,
-            stride=staged.stride,
-            layout=staged.layout,
-            device=staged.device,
-            requires_grad=staged.requires_grad,
-            order=self.tick() if order is None else order,
-            tier=tier,
-            nbytes=staged.nbytes,
-            reason=staged.reason or reason,
-            extra=merged,
-        )
+        number = place.number if place.op else ordinal
+        self.put(self.find_shelf(place), place, source, phase, role, path, number, staged, extra, order)
+
+    def find_shelf(self, place: Place) -> Shelf:
+        """Where the slots of a place's records are; the same object for the same call of every step."""
+        looks = place[2:7]
+        found = self._shelves.get(looks)
+        if found is None:
+            if len(self._shelves) >= _MAX_SLOTS:
+                self._shelves.clear()
+            found = self._shelves[looks] = Shelf(self.rank, place, self.plan.tier(place.scope))
+        return found
+
+    def put(
+        self,
+        shelf: Shelf,
+        place: Place,
+        source: Source,
+        phase: Phase,
+        role: Role,
+        path: str,
+        number: int,
+        staged: Staged,
+        extra: Optional[Mapping[str, Any]],
+        order: Optional[int] = None,
+    ) -> None:
+        """As :meth:`hand_over`, where the shelf is known; ``number``: the ordinal in the key."""
+        slot = shelf.find(source, phase, role, path, number, extra)
         with self._lock:
+            tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
+            if order is None:
+                order = next(self._counter)
+            self._waiting.append(DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged))
+            self._waiting_bytes += staged.form.nbytes
             self.num_records += 1
-            self.sink.put(Draft(record, staged.words))
+            if self._waiting_bytes >= _BATCH_BYTES or len(self._waiting) >= _BATCH_ITEMS:
+                self._hand_on()
         for name, part in staged.parts:
-            self.hand_over(place, source, phase, role, f"{path}#{name}", part, ordinal=ordinal, extra=extra)
+            self.put(shelf, place, source, phase, role, f"{path}#{name}", number, part, extra)
 
-    def _choose_tier(self, scope: str, staged: Staged) -> tuple[Tier, str]:
-        wanted = self.plan.tier(scope)
-        if self.budget is None:
-            return wanted, ""
-        with self._lock:
-            return self.budget.choose(wanted, staged)
-
-    def call(self, call: Call) -> None:
+    def call(self, call: Union[Call, DeferredCall]) -> None:
         """Hand a finished call to the sink."""
         with self._lock:
-            self.num_calls += 1
-            self.sink.put_call(call)
+            self.num_calls += isinstance(call, DeferredCall) or not call.scope.startswith(OPTIMIZER_SCOPE)
+            self._waiting.append(call)
 
     def point(self, point: Point) -> None:
         """Hand one value of a series to the sink."""
         with self._lock:
             self.sink.put_point(point)
 
+    def _hand_on(self) -> None:
+        items, nbytes = self._waiting, self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+        if items:
+            self.guard("records", put_all, self.sink, items, nbytes)
+
     def end_step(self, step: int) -> None:
         """Forget copies and make the step durable."""
         with self._lock:
+            self._hand_on()
             self._stager.forget()
             overrun = "" if self.budget is None else self.budget.finish_step(step)
             if overrun:
                 self.note(overrun)
             self.sink.end_step(step)
+
+    def close(self, info: RunInfo) -> None:
+        """Hand over what is left, and close the sink."""
+        with self._lock:
+            self._hand_on()
+            self._stager.release()
+            self.sink.close(info)
+
+    def release(self) -> None:
+        """Steps that are not recorded follow: the memory for copies is not needed for now."""
+        with self._lock:
+            self._stager.release()
 
     def guard(self, what: str, action: Callable[..., Any], *arguments: Any) -> None:
         """Run our own work inside the user's: an error of ours becomes a note."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Union
 
 from precision_align.core.dtypes import Array
 from precision_align.core.keys import Key
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,16 @@ class Draft:
     words: Array | None
 
 
-class Sink(Protocol):
-    """Where a recording session puts what it sees. Calls come from the training thread; none raises for one tensor."""
+AnyDraft = Union[Draft, DeferredDraft]
 
-    def put(self, draft: Draft) -> None:
+
+class Sink(Protocol):
+    """Where a recording session puts what it sees. Calls come from the training thread; none raises for one tensor.
+
+    A sink with a method ``put_many`` gets tensors and calls by the batch instead, see :func:`put_all`.
+    """
+
+    def put(self, draft: AnyDraft) -> None:
         """Take a tensor; may block for back-pressure."""
 
     def put_call(self, call: Call) -> None:
@@ -44,6 +51,19 @@ class Sink(Protocol):
 
     def close(self, info: RunInfo) -> None:
         """Write what is left; after this the dump is complete."""
+
+
+def put_all(sink: Sink, items: list[Item], nbytes: int) -> None:
+    """Hand tensors and calls over in their order; ``nbytes``: what the tensors' copies weigh."""
+    put_many = getattr(sink, "put_many", None)
+    if put_many is not None:
+        put_many(items, nbytes)
+        return
+    for item in items:
+        if isinstance(item, DeferredDraft):
+            sink.put(item)
+        else:
+            sink.put_call(item.call() if isinstance(item, DeferredCall) else item)
 
 
 class Dump(Protocol):

@@ -8,7 +8,7 @@ from typing import Optional
 
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage import layout
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft
 from precision_align.storage.entries import Entry, Finisher, narrow_words
 from precision_align.storage.layout import ALIGNMENT
 from precision_align.storage.settings import PART_BYTES
@@ -80,11 +80,11 @@ class CountingSink:
     def __init__(self, enough: Optional[int] = 1) -> None:
         self.steps: list[StepCount] = []
         self.notes: list[str] = []
-        self._enough = enough
+        self.enough = enough
         self._running = _Running()
         self._info_bytes = 0
 
-    def put(self, draft: Draft) -> None:
+    def put(self, draft: AnyDraft) -> None:
         """Count a tensor."""
         self._running.add(self._running.finisher.finish(draft))
 
@@ -107,8 +107,8 @@ class CountingSink:
             return
         self.steps.append(self._running.finish(step, self._info_bytes))
         self._running = _Running()
-        if self._enough is not None and len(self.steps) >= self._enough:
-            self._enough = None  # once only: the session ends its step again while it closes
+        if self.enough is not None and len(self.steps) >= self.enough:
+            self.enough = None  # once only: the session ends its step again while it closes
             raise StepCounted
 
     def close(self, info: RunInfo) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,29 +15,43 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import Statistics, TensorRecord
 from precision_align.core.terms import Tier
+from precision_align.numerics.batches import Lying, Values, summarize_batch
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft
+from precision_align.storage.drafts import DeferredDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
 SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
 
 
-@dataclass
 class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
+    ``source``: the record as it came, or the draft that makes it when asked; ``values``: those of the statistics;
     ``words``: None where no payload is kept; ``sketch``: None where it is not stored.
     """
 
-    draft: TensorRecord
-    tier: Tier
-    digest: bytes
-    statistics: Statistics | None
-    nbytes: int
-    reason: str
-    words: Array | None = None
-    sketch: Array | None = None
+    __slots__ = ("digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
+
+    def __init__(
+        self,
+        source: TensorRecord | DeferredDraft,
+        tier: Tier,
+        digest: bytes,
+        values: Values | None,
+        nbytes: int,
+        reason: str,
+        words: Array | None = None,
+        sketch: Array | None = None,
+    ) -> None:
+        self.source, self.tier, self.digest, self.values = source, tier, digest, values
+        self.nbytes, self.reason, self.words, self.sketch = nbytes, reason, words, sketch
+
+    @property
+    def draft(self) -> TensorRecord:
+        """The record as it came."""
+        return self.source.record if isinstance(self.source, DeferredDraft) else self.source
 
     @property
     def record(self) -> TensorRecord:
@@ -43,14 +60,14 @@ class Entry:
             self.draft,
             tier=self.tier,
             digest=self.digest,
-            statistics=self.statistics,
+            statistics=None if self.values is None else Statistics(*self.values),
             nbytes=self.nbytes,
             reason=self.reason,
         )
 
     def without_payload(self, reason: str) -> Entry:
         """The same with hash and statistics only."""
-        return Entry(self.draft, Tier.STATISTICS, self.digest, self.statistics, self.nbytes, reason)
+        return Entry(self.source, Tier.STATISTICS, self.digest, self.values, self.nbytes, reason)
 
 
 class Finisher:
@@ -60,8 +77,8 @@ class Finisher:
     """
 
     def __init__(self) -> None:
-        self._summaries: dict[tuple[bytes, str], tuple[Statistics | None, Array | None]] = {}
-        self._digests: dict[int, tuple[weakref.ref[Array], bytes]] = {}
+        self._summaries: dict[tuple[bytes, str], tuple[Values | None, Array | None]] = {}
+        self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
         self.payloads = True
         self.reason = ""
 
@@ -70,70 +87,109 @@ class Finisher:
         self._summaries.clear()
         self._digests.clear()
 
-    def finish(self, draft: Draft) -> Entry:
+    def prepare(self, drafts: Iterable[AnyDraft]) -> None:
+        """Hash and summarize in one go those that :meth:`finish` will be asked for next, where that is possible."""
+        new: dict[int, tuple[Any, Lying]] = {}
+        for draft in drafts:
+            holder = draft.copy if isinstance(draft, DeferredDraft) else draft.words
+            if holder is None or id(holder) in new or self._known_digest(holder):
+                continue
+            lying = locate(draft)
+            if lying is not None:
+                new[id(holder)] = holder, lying
+        found = summarize_batch([lying for _, lying in new.values()])
+        for (holder, lying), one in zip(new.values(), found or ()):
+            self._digests[id(holder)] = (weakref.ref(holder), one.digest)
+            if one.values is not None:
+                self._summaries.setdefault((one.digest, lying.dtype), (one.values, one.sketch))
+
+    def finish(self, draft: AnyDraft) -> Entry:
         """Compute what the record's tier asks for.
 
         The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
         whose sketch was asked for). Without usable words that is what the record came with, hash or statistics taken
         on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
         """
+        if isinstance(draft, DeferredDraft) and draft.copy.address:
+            return self._finish_copy(draft)
         record = draft.record
         words, trouble = check_words(draft)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
+        values = None if record.statistics is None else _get_values(record.statistics)
         if words is None:
-            tier = Tier.STATISTICS if record.statistics else Tier.FINGERPRINT
-            return Entry(record, tier, given, record.statistics, record.nbytes, record.reason or trouble)
-        dtype = dtype_of(record.dtype)
-        tier, reason = self._decide(record, words)
-        digest = given or self._digest(draft, words)
-        statistics, table = self._summarize(digest, words, dtype, tier)
-        return Entry(
-            record,
-            tier,
-            digest,
-            record.statistics or statistics,
-            words.nbytes,
-            record.reason or reason,
-            words if tier is Tier.FULL else None,
-            table,
-        )
+            tier = Tier.STATISTICS if values else Tier.FINGERPRINT
+            return Entry(record, tier, given, values, record.nbytes, record.reason or trouble)
+        tier, reason = self._decide(record.tier, words.nbytes)
+        digest = given or self._digest(draft.words, words)
+        found, table = self._summarize(digest, words, dtype_of(record.dtype), tier)
+        kept = words if tier is Tier.FULL else None
+        return Entry(record, tier, digest, values or found, words.nbytes, record.reason or reason, kept, table)
 
-    def _digest(self, draft: Draft, words: Array) -> bytes:
-        """A recorder hands the same array out for every sighting of an unchanged tensor: it is hashed once."""
-        known = self._digests.get(id(draft.words))
-        if known is not None and known[0]() is draft.words:
-            return known[1]
-        digest = digest_words(words)
-        if draft.words is not None:
-            self._digests[id(draft.words)] = (weakref.ref(draft.words), digest)
+    def _finish_copy(self, draft: DeferredDraft) -> Entry:
+        """A copy that is known to be in order; its record is not needed."""
+        copy, form = draft.copy, draft.copy.form
+        words = copy.words
+        assert words is not None
+        tier, reason = self._decide(draft.tier, form.nbytes)
+        digest = self._digest(copy, words)
+        values, table = self._summarize(digest, words, dtype_of(form.dtype), tier)
+        kept = words if tier is Tier.FULL else None
+        return Entry(draft, tier, digest, values, form.nbytes, draft.reason or reason, kept, table)
+
+    def _known_digest(self, holder: Any) -> bytes:
+        known = self._digests.get(id(holder))
+        return known[1] if known is not None and known[0]() is holder else b""
+
+    def _digest(self, holder: Any, words: Array) -> bytes:
+        """A recorder hands the same copy out for every sighting of an unchanged tensor: it is hashed once."""
+        digest = self._known_digest(holder)
+        if not digest:
+            digest = digest_words(words)
+            self._digests[id(holder)] = (weakref.ref(holder), digest)
         return digest
 
-    def _decide(self, record: TensorRecord, words: Array) -> tuple[Tier, str]:
-        wanted, reason = record.tier, ""
+    def _decide(self, wanted: Tier, nbytes: int) -> tuple[Tier, str]:
+        reason = ""
         if type(wanted) is not Tier:
             wanted = Tier(wanted)
         if wanted is Tier.SAMPLE:
             wanted, reason = Tier.SKETCH, SAMPLE_REASON
-        if wanted is Tier.SKETCH and words.nbytes < WHOLE_BELOW_BYTES:
+        if wanted is Tier.SKETCH and nbytes < WHOLE_BELOW_BYTES:
             wanted, reason = Tier.FULL, ""
         if wanted is Tier.FULL and not self.payloads:
             return Tier.SKETCH, self.reason
         return wanted, reason
 
-    def _summarize(
-        self, digest: bytes, words: Array, dtype: Dtype, tier: Tier
-    ) -> tuple[Statistics | None, Array | None]:
+    def _summarize(self, digest: bytes, words: Array, dtype: Dtype, tier: Tier) -> tuple[Values | None, Array | None]:
         if tier is Tier.FINGERPRINT:
             return None, None
-        known = self._summaries.get((digest, dtype.name), (None, None))
-        statistics = known[0] or summarize(words, dtype)
+        values, table = self._summaries.get((digest, dtype.name), (None, None))
         # Of a full payload the reader computes the sketch when it is asked for.
-        table = known[1] if known[1] is not None or tier is not Tier.SKETCH else sketch(words, dtype)
-        self._summaries[digest, dtype.name] = (statistics, table)
-        return statistics, table if tier is Tier.SKETCH else None
+        missing = table is None and tier is Tier.SKETCH
+        if values is None or missing:
+            values = values or _get_values(summarize(words, dtype))
+            table = sketch(words, dtype) if missing else table
+            self._summaries[digest, dtype.name] = (values, table)
+        return values, table if tier is Tier.SKETCH else None
 
 
-def check_words(draft: Draft) -> tuple[Array | None, str]:
+_get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
+
+
+def locate(draft: AnyDraft) -> Lying | None:
+    """Where a draft's words lie, None where they are not C-contiguous words of the right type."""
+    if isinstance(draft, DeferredDraft) and draft.copy.address:
+        form = draft.copy.form
+        sketched = draft.tier is Tier.SKETCH and form.nbytes >= WHOLE_BELOW_BYTES
+        return Lying(draft.copy.address, math.prod(form.shape), form.nbytes, form.dtype, sketched)
+    words, record = draft.words, draft.record
+    if words is None or words.dtype != _word_type(record.dtype) or not words.flags.c_contiguous:
+        return None
+    sketched = record.tier == Tier.SKETCH and words.nbytes >= WHOLE_BELOW_BYTES
+    return Lying(words.__array_interface__["data"][0], words.size, words.nbytes, record.dtype, sketched)
+
+
+def check_words(draft: AnyDraft) -> tuple[Array | None, str]:
     """The draft's words in their proper word type, or None and the reason why they cannot be kept."""
     record, words = draft.record, draft.words
     if words is None:

@@ -23,13 +23,15 @@ import atexit
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Union
+from typing import Any, Callable, Union
 
 from precision_align.core.records import Call, Point, RunInfo
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
@@ -40,11 +42,14 @@ from precision_align.storage.runs import Run, write_run
 from precision_align.storage.series import SeriesFile
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import encode_info
+from precision_align.storage.texts import Encoder
 
 _FULL = "the disk is full: payloads were left out from here on"
 _SLOW = "the disk was too slow: a sketch was kept instead of the payload"
 # What a record without words weighs in the queue, roughly.
 _RECORD_BYTES = 1024
+# Items that are hashed and summarized in one call, where so many wait.
+_ITEMS_AT_ONCE = 64
 
 
 class _EndStep:
@@ -63,7 +68,7 @@ class _Value:
     saved: bool
 
 
-_Item = Union[Draft, Entry, Call, _Value, _EndStep]
+_Item = Union[AnyDraft, Entry, Call, list[Item], _Value, _EndStep]
 
 
 class Hdf5Sink:
@@ -94,7 +99,7 @@ class Hdf5Sink:
         self._sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
-        self._finisher = Finisher()
+        self._finisher, self._encoder = Finisher(), Encoder()
         self._part: Part | None = None
         self._points: list[_Value] = []
         self._ring = Ring(start.folder, settings.keep)
@@ -110,7 +115,21 @@ class Hdf5Sink:
         self._thread.start()
         self._at_exit = _close_at_exit(self)
 
-    def put(self, draft: Draft) -> None:
+    def put_many(self, items: list[Item], nbytes: int) -> None:
+        """Take tensors and calls at once; what does not fit into the queue is taken one by one as by ``put``."""
+        if not self._accepts():
+            return
+        if self._queue.put(items, nbytes + _RECORD_BYTES * len(items), self._patience):
+            self._stalled = False
+            return
+        self._stalled = True
+        for item in items:
+            if isinstance(item, DeferredDraft):
+                self.put(item)
+            else:
+                self.put_call(item.call() if isinstance(item, DeferredCall) else item)
+
+    def put(self, draft: AnyDraft) -> None:
         """Take a tensor; waits while the queue is full, and keeps a sketch of it where that takes too long."""
         if not self._accepts():
             return
@@ -126,7 +145,7 @@ class Hdf5Sink:
         """Once the wait was in vain there is none until the queue has room again: waits must not add up."""
         return 0.0 if self._stalled else self._settings.wait_seconds
 
-    def _reduce(self, draft: Draft) -> None:
+    def _reduce(self, draft: AnyDraft) -> None:
         """Queue what little of a tensor has a place while the disk stands still, at most as much again as its limit."""
         self._notes.add(f"from step {draft.record.key.step} on, for a while: {_SLOW}")
         finisher = Finisher()
@@ -201,17 +220,31 @@ class Hdf5Sink:
     def _run(self) -> None:
         last = False
         while not last:
-            item = self._queue.get()
-            try:
-                self._take(item)
-            except Exception as error:  # kept for the reader of the dump: the training must go on
-                self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
-            finally:
-                last = isinstance(item, _EndStep) and item.last
-                if isinstance(item, _EndStep):
-                    item.done.set()
-                del item
-                self._queue.release()
+            items = self._queue.get_several(_ITEMS_AT_ONCE)
+            self._prepare(items)
+            while items:
+                last = self._deal_with(items.pop(0)) or last
+
+    def _prepare(self, items: Sequence[_Item]) -> None:
+        """Hash and summarize what has come, in one call."""
+        several = [item if isinstance(item, list) else [item] for item in items]
+        drafts = [one for group in several for one in group if isinstance(one, (DeferredDraft, Draft))]
+        try:
+            self._finisher.prepare(drafts)
+        except Exception as error:  # then each is done by itself
+            self._notes.add(f"the dump writer met {type(error).__name__}: {error}")
+
+    def _deal_with(self, item: _Item) -> bool:
+        """One item; whether it was the last."""
+        try:
+            self._take(item)
+        except Exception as error:  # kept for the reader of the dump: the training must go on
+            self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
+        finally:
+            if isinstance(item, _EndStep):
+                item.done.set()
+            self._queue.release()
+        return isinstance(item, _EndStep) and item.last
 
     def _take(self, item: _Item) -> None:
         if isinstance(item, _EndStep):
@@ -222,20 +255,21 @@ class Hdf5Sink:
         elif isinstance(item, _Value):
             self._points.append(item)
         else:
-            self._add(item)
+            for one in item if isinstance(item, list) else [item]:
+                self._add(one)
 
-    def _add(self, item: Union[Draft, Entry, Call]) -> None:
+    def _add(self, item: Any) -> None:
         part = self._open_part()
-        if isinstance(item, Call):
+        if isinstance(item, (Call, DeferredCall)):
             part.add_call(item)
         else:
-            self._add_entry(part, self._finisher.finish(item) if isinstance(item, Draft) else item)
+            self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
         if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
             self._finish_part()
 
     def _open_part(self) -> Part:
         if self._part is None:
-            self._part = Part(self._folder, self._sequence, self.note, self._settings)
+            self._part = Part(self._folder, self._sequence, self.note, self._settings, self._encoder)
         return self._part
 
     def _add_entry(self, part: Part, entry: Entry) -> None:
@@ -289,7 +323,7 @@ class Hdf5Sink:
 
 
 def _describe(item: _Item) -> str:
-    return str(item.record.key) if isinstance(item, Draft) else type(item).__name__
+    return str(item.record.key) if isinstance(item, (Draft, DeferredDraft)) else type(item).__name__
 
 
 def _close_at_exit(sink: Hdf5Sink) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpError
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
-from precision_align.storage.base import Draft
+from precision_align.storage.base import AnyDraft
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.notes import Notebook
 from precision_align.storage.series import merge_points
@@ -30,7 +30,7 @@ class MemorySink:
         self._points: list[Point] = []
         self._notes = Notebook()
 
-    def put(self, draft: Draft) -> None:
+    def put(self, draft: AnyDraft) -> None:
         """Take a tensor."""
         entry = self._finisher.finish(draft)
         if entry.words is not None:

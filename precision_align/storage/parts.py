@@ -18,12 +18,13 @@ from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
 from precision_align.storage.blobs import Blob, require_room
 from precision_align.storage.compression import filter_options
+from precision_align.storage.drafts import DeferredCall, DeferredDraft
 from precision_align.storage.entries import Entry, narrow_words
 from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path
 from precision_align.storage.hashing import DIGEST_KIND, bytes_of, digest_words
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, read_index, strip_payloads
-from precision_align.storage.texts import TextWriter, encode_keys
+from precision_align.storage.texts import Encoder, TextWriter, encode_keys
 
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
 _LIBVER = ("v110", "v110")
@@ -38,11 +39,16 @@ MAX_ROWS = 200_000
 class Part:
     """Collects what belongs into one file of ``folder``; ``note`` is told of rows that no table can hold.
 
-    ``settings``: how it is written. Raises OSError where the disk is full.
+    ``settings``: how it is written; ``encoder``: of texts, shared between files. Raises OSError where the disk is full.
     """
 
     def __init__(
-        self, folder: Path, sequence: int, note: Callable[[str], None], settings: Settings = DEFAULT_SETTINGS
+        self,
+        folder: Path,
+        sequence: int,
+        note: Callable[[str], None],
+        settings: Settings = DEFAULT_SETTINGS,
+        encoder: Encoder | None = None,
     ) -> None:
         self._folder = folder
         self._sequence = sequence
@@ -51,7 +57,7 @@ class Part:
         self._file: Any = None
         self._temporary: Path | None = None
         self._blobs: dict[str, Blob] = {}
-        self._texts = TextWriter()
+        self._texts = TextWriter(encoder)
         self._keys: list[str] = []
         self._index = bytearray()
         self._calls: list[Row] = []
@@ -79,24 +85,28 @@ class Part:
 
     def add(self, entry: Entry) -> None:
         """Append a record with its payload and sketch."""
-        key = entry.draft.key
+        source = entry.source
+        key = source.key_text if isinstance(source, DeferredDraft) else str(source.key)
         try:
             row = index_row(entry, self._place(entry), self._texts)
         except struct.error:
             self._note(f"a number in the record {key} does not fit into 64 bits: it was left out")
             return
         self._index += row
-        self._keys.append(str(key))
-        self._cover(key.step)
+        self._keys.append(key)
+        self._cover(source.step if isinstance(source, DeferredDraft) else source.key.step)
 
     def _place(self, entry: Entry) -> Placement:
         if entry.sketch is not None:
             return Placement(sketch_offset=self._place_sketch(entry.sketch), sketch_length=entry.sketch.size)
         if entry.words is None:
             return Placement()
-        narrow, mask = narrow_words(entry.words, entry.draft.stride, entry.digest)
-        data = bytes_of(np.ascontiguousarray(narrow))
-        return Placement(self._blob(narrow.itemsize).append(data, entry.digest), data.size, mask)
+        source, words, mask = entry.source, entry.words, 0
+        stride = source.copy.form.stride if isinstance(source, DeferredDraft) else source.stride
+        if 0 in stride:
+            words, mask = narrow_words(words, stride, entry.digest)
+        data = bytes_of(np.ascontiguousarray(words))
+        return Placement(self._blob(words.itemsize).append(data, entry.digest), data.size, mask)
 
     def _blob(self, itemsize: int) -> Blob:
         codec, reserve = self._settings.compress, self._settings.reserve_free
@@ -122,10 +132,11 @@ class Part:
             self._sketch_size += sketch.size
         return self._sketch_places[id(sketch)]
 
-    def add_call(self, call: Call) -> None:
+    def add_call(self, call: Call | DeferredCall) -> None:
         """Append a call."""
-        self._calls.append(call_row(call, self._texts))
-        self._cover(call.step)
+        row = call_row(call, self._texts)
+        self._calls.append(row)
+        self._cover(row[0])
 
     def add_point(self, point: Point) -> None:
         """Append a point of a series."""

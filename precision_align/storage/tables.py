@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from operator import attrgetter
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,19 @@ from precision_align.core.keys import Key
 from precision_align.core.records import Call, Point, RunInfo, Statistics, TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.storage import layout
+from precision_align.storage.drafts import DeferredCall, DeferredDraft, Form
 from precision_align.storage.entries import Entry, find_dtype
 from precision_align.storage.texts import TextReader, TextWriter, decode_value, encode_value
 
 Row = tuple[Any, ...]
 _NO_DIMS = (0,) * layout.MAX_DIMS
 _NO_STATISTICS = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-_get_statistics = attrgetter(*(field.name for field in fields(Statistics)))
 _TIER_NUMBERS = {tier: number for number, tier in enumerate(layout.TIERS)}
-# One row of layout.INDEX: packing it at once is cheaper than a tuple that waits for the table, and a fifth of its size.
-_PACKER = struct.Struct("<4qH4sBHHB8q8q3q16s5q4dqI6I")
+# One row of layout.INDEX, in three pieces: packing it at once is cheaper than a tuple that waits for the table, and a
+# fifth of its size; the middle piece is the same for all tensors of one form.
+_HEAD = struct.Struct("<4qH4sBHHB")
+_DIMS = struct.Struct("<8q8q")
+_TAIL = struct.Struct("<3q16s5q4dqI6I")
 
 
 @dataclass(frozen=True)
@@ -42,52 +44,69 @@ class Placement:
 
 def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     """One packed row of the index. Raises struct.error where a number does not fit into its column."""
-    record, statistics = entry.draft, entry.statistics
-    key, shape, stride = record.key, record.shape, record.stride
-    ndim = len(shape)
-    wide = ndim > layout.MAX_DIMS or len(stride) != ndim
-    code, word = _describe_dtype(record.dtype)
-    return _PACKER.pack(
+    source, form, extra = entry.source, *_describe(entry.source)
+    code, word = _describe_dtype(form.dtype)
+    shape, stride = form.shape, form.stride
+    wide = len(shape) > layout.MAX_DIMS or len(stride) != len(shape)
+    flags = layout.REQUIRES_GRAD if form.requires_grad else 0
+    if entry.digest:
+        flags |= layout.HAS_DIGEST
+    if entry.values is not None:
+        flags |= layout.HAS_STATISTICS
+    if place.stored is not None:
+        flags |= layout.HAS_PAYLOAD
+    if place.sketch_length is not None:
+        flags |= layout.HAS_SKETCH
+    key = source if isinstance(source, DeferredDraft) else source.key
+    rank = source.slot.rank if isinstance(source, DeferredDraft) else source.key.rank
+    head = _HEAD.pack(
         key.step,
         key.micro,
-        key.rank,
-        record.order,
+        rank,
+        source.order,
         code,
         word,
         _TIER_NUMBERS[entry.tier],
-        _flags(entry, place),
-        ndim,
+        flags,
+        len(shape),
         place.expanded,
-        *_fit(shape),
-        *_fit(stride),
+    )
+    tail = _TAIL.pack(
         place.offset,
         place.stored or 0,
         entry.nbytes,
         entry.digest,
-        *(_NO_STATISTICS if statistics is None else _get_statistics(statistics)),
+        *(entry.values or _NO_STATISTICS),
         place.sketch_offset,
         place.sketch_length or 0,
-        texts.intern(record.dtype),
-        texts.intern(record.layout),
-        texts.intern(record.device),
+        texts.intern(form.dtype),
+        texts.intern(form.layout),
+        texts.intern(form.device),
         texts.intern(entry.reason),
-        texts.intern(record.extra) if record.extra else 0,
+        texts.intern(extra) if extra else 0,
         texts.intern([list(shape), list(stride)]) if wide else 0,
     )
+    return head + _pack_dims(shape, stride) + tail
+
+
+def _describe(source: TensorRecord | DeferredDraft) -> tuple[Form | TensorRecord, Mapping[str, Any]]:
+    """What has the tensor's form, and the record's ``extra``; of a plain copy without making its record."""
+    if not isinstance(source, DeferredDraft):
+        return source, source.extra
+    form = source.copy.form
+    plain = not source.copy.parts and not form.extra
+    return form, source.slot.extra if plain else source.record.extra
+
+
+@lru_cache(maxsize=1 << 12)
+def _pack_dims(shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    return _DIMS.pack(*_fit(shape), *_fit(stride))
 
 
 @cache
 def _describe_dtype(name: str) -> tuple[int, bytes]:
     dtype = find_dtype(name)
     return (dtype.code, dtype.word.encode("ascii")) if dtype else (0, b"")
-
-
-def _flags(entry: Entry, place: Placement) -> int:
-    flags = layout.REQUIRES_GRAD if entry.draft.requires_grad else 0
-    flags |= layout.HAS_DIGEST if entry.digest else 0
-    flags |= layout.HAS_STATISTICS if entry.statistics is not None else 0
-    flags |= layout.HAS_PAYLOAD if place.stored is not None else 0
-    return flags | (layout.HAS_SKETCH if place.sketch_length is not None else 0)
 
 
 def _fit(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,31 +190,18 @@ def _read_statistics(values: Mapping[str, Any]) -> Statistics:
     return Statistics(*(values[field.name] for field in fields(Statistics)))
 
 
-def call_row(call: Call, texts: TextWriter) -> Row:
+def call_row(call: Call | DeferredCall, texts: TextWriter) -> Row:
     """One row of the table of calls, its fields in the order of :data:`layout.CALLS`."""
-    return (
-        call.step,
-        call.micro,
-        call.rank,
-        texts.intern(call.scope),
-        call.call,
-        layout.PASSES.index(call.pass_),
-        texts.intern(call.kind),
-        call.identity,
-        call.parent,
-        call.enter,
-        call.exit,
-        call.leaf,
-        call.training,
-        call.grad_enabled,
-        texts.intern(call.arguments),
-        texts.intern(call.output),
-        texts.intern(call.attributes),
-        texts.intern(call.autocast),
-        texts.intern(call.modes),
-        texts.intern(call.source),
-        texts.intern(call.error),
-    )
+    values = list(call.values if isinstance(call, DeferredCall) else vars(call).values())
+    for column in _CALL_TEXTS:
+        values[column] = texts.intern(values[column])
+    values[_CALL_PASS] = layout.PASSES.index(values[_CALL_PASS])
+    return tuple(values)
+
+
+# The fields of a call are the columns of its table.
+_CALL_TEXTS = [place for place, name in enumerate(layout.CALLS.names or ()) if layout.CALLS[name] == np.dtype("<u4")]
+_CALL_PASS = (layout.CALLS.names or ()).index("pass_")
 
 
 def read_calls(table: Array, texts: TextReader) -> list[Call]:

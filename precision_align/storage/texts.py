@@ -16,6 +16,8 @@ import numpy as np
 from precision_align.core.dtypes import Array
 
 _NEWLINE = 10
+# About 1 KB each: the argument structures, attributes and modes of a model's calls.
+_MAX_ENCODED = 1 << 13
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -71,23 +73,45 @@ def _revive(pairs: dict[str, Any]) -> Any:
     return {key[1:] if key.startswith("$") else key: value for key, value in pairs.items()}
 
 
-class TextWriter:
-    """Interns values; a value's number is the line that its JSON stands on. Line 0 is null."""
+class Encoder:
+    """Encodes values; the same object again costs nothing. What it was given must not be changed any more."""
 
     def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def encode(self, value: Any) -> str:
+        """As :func:`encode_value`."""
+        known = self._known.get(id(value))
+        if known is not None and known[0] is value:
+            return known[1]
+        text = encode_value(value)
+        if len(self._known) >= _MAX_ENCODED:
+            self._known.clear()
+        self._known[id(value)] = (value, text)  # kept, so that its id stays its own
+        return text
+
+
+class TextWriter:
+    """Interns values; a value's number is the line that its JSON stands on. Line 0 is null.
+
+    ``encoder``: one that has perhaps met these values in another file.
+    """
+
+    def __init__(self, encoder: Encoder | None = None) -> None:
         self._numbers = {"null": 0}
         self._strings: dict[str, int] = {}
+        self._encoder = Encoder() if encoder is None else encoder
 
     def intern(self, value: Any) -> int:
         """The number of a value."""
         if type(value) is not str:
-            return self._add(value)
+            return self._add(self._encoder.encode(value))
         if value not in self._strings:
-            self._strings[value] = self._add(value)
+            self._strings[value] = self._add(encode_value(value))
         return self._strings[value]
 
-    def _add(self, value: Any) -> int:
-        return self._numbers.setdefault(encode_value(value), len(self._numbers))
+    def _add(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
 
     def to_bytes(self) -> bytes:
         """All lines, joined with a newline."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precision_align.cli import doctor, versions
+from precision_align.cli import doctor
+from precision_align.devices import ascend
 
 
 def test_here(command: Any) -> None:
@@ -104,10 +105,10 @@ def test_cann_version_from_its_files(tmp_path: Path, name: str, content: str, ve
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
-    assert versions.find_cann({"ASCEND_HOME_PATH": str(tmp_path)}) == version
+    assert ascend.find_cann_version({"ASCEND_HOME_PATH": str(tmp_path)}) == version
 
 
 def test_tools_that_are_missing_or_fail_say_nothing() -> None:
-    assert versions.run_tool("no-such-tool-here") == ""
-    assert versions.run_tool("false") == ""
-    assert versions.run_tool("echo", "525.1").strip() == "525.1"
+    assert ascend.run_tool("no-such-tool-here") == ""
+    assert ascend.run_tool("false") == ""
+    assert ascend.run_tool("echo", "525.1").strip() == "525.1"

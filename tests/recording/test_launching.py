@@ -215,15 +215,48 @@ SECOND = """
 """
 
 
-def test_limits_of_a_launch_and_a_second_model_is_named(tmp_path):
+def test_limits_and_all_sources_of_a_launch(tmp_path):
     write(tmp_path, SECOND)
     (tmp_path / "plan.json").write_text('{"default": "full"}')
     sources = "modules,operators,functions,optimizer"
     words = ["--plan", "plan.json", "--trigger", "nan", "--ring", "2", "--sources", sources, "--", "train.py"]
-    done = launch(tmp_path, "capture", "-o", "dump", *words, check=0)
-    assert "a Sequential that is no part of the captured Linear" in done.stderr
+    launch(tmp_path, "capture", "-o", "dump", *words, check=0)
     dump = open_dump(tmp_path / "dump")
+    assert {c.scope for c in dump.calls if c.kind.endswith(("Linear", "Sequential"))} == {"", "critic", "critic.0"}
     assert {r.key.step for r in dump.records} == {3, 4}
     assert {str(r.key.source) for r in dump.records} >= {"module", "aten", "function", "optimizer"}
     lines = {c.source.rpartition("/")[2] for c in dump.calls if c.kind == "aten.addmm.default"}
     assert lines == {"train.py:10"}
+
+
+SCRIPTED = """
+    import sys
+    import torch
+    torch.manual_seed(0)
+    model = {wrap}(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("pass", 3), ("sys.exit(0)", 3), ("sys.exit(5)", 5)])
+def test_an_empty_dump_is_an_error_however_the_script_ends(tmp_path, end, status):
+    write(tmp_path, SCRIPTED.format(wrap="torch.jit.script", end=end))
+    done = launch(tmp_path, *capture_words(), check=status)
+    assert "[PA207] nothing was captured" in done.stderr
+    assert "PYTORCH_JIT=0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch.compiler.set_stance came with torch 2.6")
+def test_a_compiled_script_is_seen_in_an_eager_pass(tmp_path):
+    write(tmp_path, SCRIPTED.format(wrap="(lambda m: torch.compile(m, backend='eager'))", end="pass"))
+    done = launch(tmp_path, *capture_words(), check=0)
+    assert "--eager" in done.stderr
+    launch(tmp_path, *capture_words("--overwrite", "--eager"), check=0)
+    dump = open_dump(tmp_path / "dump")
+    assert {c.scope for c in dump.calls} == {"", "_orig_mod", "optimizer:0"}
+    assert dump.steps == [0, 1]

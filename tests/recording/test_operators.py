@@ -218,7 +218,7 @@ def test_a_mode_left_open_at_the_end_is_not_closed_in_its_stead(record):
             return func(*args, **(kwargs or {}))
 
     model, passing = Outer(), Passing()
-    dump = record(model, lambda recorder: passing.__enter__(), sources=("operators",))
+    dump = record(model, lambda recorder: (model(torch.randn(2, 3)), passing.__enter__()), sources=("operators",))
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     assert _get_current_dispatch_mode() is passing

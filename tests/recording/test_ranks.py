@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from precision_align.core.terms import Role, Source
+from precision_align.core.terms import Phase, Role, Source
 from precision_align.storage.opening import open_dump
 
 pytestmark = [
@@ -53,8 +53,8 @@ SHARDED = """
     rank = distributed.get_rank()
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
 
-    def train(path):
-        torch.manual_seed(0)
+    def train(path, seed=0, force=None):
+        torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         for layer in (model[0], model[2]):
             fully_shard(layer, mesh=mesh)
@@ -67,13 +67,16 @@ SHARDED = """
                 optimizer.step()
                 optimizer.zero_grad()
         if path:
-            with capture(model, path, optimizer=optimizer):
+            with capture(model, path, optimizer=optimizer, force=force):
                 steps()
         else:
             steps()
         return [p._local_tensor.detach().clone() for p in model.parameters()]
 
-    assert all(map(torch.equal, train(None), train("sharded")))
+    plain = train(None)
+    assert all(map(torch.equal, plain, train("sharded")))
+    distributed.barrier()
+    assert all(map(torch.equal, plain, train("forced", seed=1, force="sharded")))
 
     class Passing(nn.Module):
         def forward(self, x):
@@ -107,6 +110,12 @@ def test_sharded_parameters_and_distributed_tensors(tmp_path):
     states = [r for r in dump.records if r.key.role == Role.STATE and "exp_avg" in r.key.path]
     assert states
     assert all("shard" in r.extra for r in states)
+    forced = open_dump(tmp_path / "forced")  # from other parameters, which the reference's shards replaced
+    for record in forced.records:
+        key = record.key
+        if key.source in (Source.PARAMETERS, Source.OPTIMIZER) and key.phase != Phase.BACKWARD and key.step:
+            assert record.digest == dump.get(key).digest, key
+    assert not [note for note in forced.notes if "not forced" in note]
     tensors = open_dump(tmp_path / "tensors")
     given = [r for r in tensors.records if r.key.role == Role.INPUT]
     assert [r.shape for r in given] == [(3, 2), (2, 2)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from precision_align.core.errors import DumpError, PrecisionAlignError, StorageFull, UsageError
+from precision_align.core.errors import DumpError, NothingCaptured, PrecisionAlignError, StorageFull, UsageError
 from precision_align.core.terms import Tier
 from precision_align.recording.plan import format_steps, make_plan, parse_steps
 from precision_align.recording.session import capture
@@ -172,9 +173,33 @@ def test_saved_points(record):
     assert [(r.key.path, r.key.call, r.dtype) for r in points] == [("mask", 0, "bool"), ("mask", 1, "bool")]
 
 
-def test_nothing_called_is_said(record):
-    dump = record(small(), lambda recorder: None)
-    assert any("no module call was seen" in note for note in dump.notes)
+@pytest.mark.parametrize(
+    ("body", "options", "text"),
+    [
+        (lambda model, recorder: None, {}, "no module call was seen"),
+        # an optimizer's steps alone are nothing
+        (
+            lambda model, recorder: recorder.watch_optimizer(torch.optim.SGD(model.parameters(), 0.1)),
+            {},
+            "no module call",
+        ),
+        (lambda model, recorder: run(model, recorder), {"steps": "30-31"}, "(30-31) came: the run had steps 0 to 2"),
+    ],
+)
+def test_an_empty_dump_is_an_error_with_its_reason(record, body, options, text):
+    model = small()
+    with pytest.raises(NothingCaptured, match=re.escape(text)):
+        record(model, lambda recorder: body(model, recorder), **options)
+    assert any(text in note for note in record.sink.dump().notes)
+
+
+def test_an_empty_dump_hides_no_error_of_the_users_and_is_none_where_recording_stayed_switched_off(record, tmp_path):
+    model = small()
+    with pytest.raises(KeyError):
+        record(model, lambda recorder: {}["no"])
+    dump = record(model, lambda recorder: run(model, recorder), switch=f"file:{tmp_path / 'never'}")
+    assert any("never switched on" in note for note in dump.notes)
+    assert not record(model, lambda recorder: recorder.log(accuracy=0.5)).calls
 
 
 def test_a_session_leaves_nothing_behind(record):
@@ -325,7 +350,7 @@ def test_everything_recorded_reads_back_bit_for_bit(tmp_path, kind, run_training
 def test_a_closed_session_refuses_steps(record):
     model = small()
     kept = []
-    record(model, lambda recorder: kept.append(recorder))
+    record(model, lambda recorder: (run(model, recorder), kept.append(recorder)))
     with pytest.raises(PrecisionAlignError, match="inside the session"), kept[0].step():
         pass
 
@@ -348,8 +373,10 @@ def test_step_numbers_are_checked(record, number):
     def body(recorder):
         with pytest.raises(UsageError, match="number from 0"), recorder.step(number):
             pass
+        model(torch.ones(1, 3))
 
-    record(small(), body)
+    model = small()
+    record(model, body)
 
 
 def test_appending_goes_on_counting(tmp_path):
@@ -378,8 +405,9 @@ def test_two_sessions_side_by_side_keep_to_their_own_models(sink):
 
 
 def test_a_session_is_entered_once(sink):
-    session = capture(small(), None, sink=sink)
+    model = small()
+    session = capture(model, None, sink=sink)
     with session:
-        pass
+        model(torch.ones(1, 3))
     with pytest.raises(UsageError, match="once"), session:
         pass

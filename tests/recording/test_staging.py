@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precision_align.core.dtypes import dtype_of, widen
+from precision_align.recording import staging
 from precision_align.recording.staging import Stager, untouched
 
 pytestmark = pytest.mark.live
@@ -122,6 +123,19 @@ def test_jagged_tensors_come_in_parts():
     assert {name: part.shape for name, part in staged.parts} == {"values": (4, 2), "offsets": (3,)}
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_of_the_first_kind_come_in_parts():
+    pieces = [torch.arange(6.0).reshape(2, 3), torch.arange(12.0).reshape(4, 3)]
+    for transposed in (False, True):
+        nested = torch.nested.nested_tensor(pieces)
+        staged = Stager().stage(nested.transpose(1, 2) if transposed else nested)
+        parts = {name: part.words for name, part in staged.parts}
+        wanted = [piece.t() if transposed else piece for piece in pieces]
+        assert staged.reason == "nested: kept as its parts values, sizes"
+        assert parts["sizes"].tolist() == [list(piece.shape) for piece in wanted]
+        assert parts["values"].tolist() == torch.cat([piece.reshape(-1) for piece in wanted]).tolist()
+
+
 class Wrapper(torch.Tensor):
     """A subclass whose values lie elsewhere."""
 
@@ -177,7 +191,8 @@ def test_parameters_and_inference_tensors_are_always_copied_anew():
     assert (before.words[0], stager.stage(inference).words[0]) == (1, 2)
 
 
-def test_only_a_few_copies_are_kept():
+def test_only_so_many_copies_are_kept(monkeypatch):
+    monkeypatch.setattr(staging, "REUSED_BYTES", 100 * 16)
     stager = Stager()
     kept = [torch.ones(4) for _ in range(200)]
     copies = [stager.stage(tensor) for tensor in kept]
@@ -219,3 +234,20 @@ def test_tensors_inside_function_transforms_have_a_reason(record):
     assert torch.equal(kept[0], plain)
     inputs = [r for r in dump.records if r.key.role == "input"]
     assert [r.reason for r in inputs] == ["inside a torch.func transform"]
+
+
+def test_a_model_inside_a_gradient_transform_is_a_call_with_reasons(record):
+    """There even the state of the random generator is a wrapper, and no address can be asked for."""
+    model, x = nn.Linear(2, 2), torch.ones(3, 2)
+    parameters = dict(model.named_parameters())
+
+    def loss(values):
+        return torch.func.functional_call(model, values, (x,)).sum()
+
+    plain, kept = torch.func.grad(loss)(parameters), []
+    dump = record(model, lambda recorder: kept.append(torch.func.grad(loss)(parameters)))
+    assert all(torch.equal(kept[0][name], plain[name]) for name in plain)
+    assert [call.scope for call in dump.calls] == [""]
+    assert not dump.notes
+    reasons = {r.key.path: r.reason for r in dump.records if r.key.role in ("input", "output")}
+    assert reasons == {"args.0": "", "": "inside a torch.func transform"}

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from precision_align.core.errors import NothingCaptured, UsageError
+
 pytestmark = pytest.mark.live
 
 
@@ -45,12 +47,53 @@ def test_compiled_code_is_left_alone_and_said_so(record):
     x = torch.ones(2, 3)
     plain = compiled(x)
     kept = []
-    dump = record(model, lambda recorder: kept.append(compiled(x)))
+    with pytest.raises(NothingCaptured, match="eager=True"):
+        record(model, lambda recorder: kept.append(compiled(x)))
     assert torch.equal(kept[0], plain)
-    assert not dump.records
-    assert any("compile" in note for note in dump.notes)
+    assert not record.sink.dump().calls
     dump = record(compiled, lambda recorder: compiled(x))
     assert any("compiled" in note for note in dump.notes)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch.compiler.set_stance came with torch 2.6")
+@pytest.mark.parametrize("when", ["before", "meanwhile", "a part"])
+def test_the_eager_pass_sees_what_compiled_code_hides(record, when):
+    torch._dynamo.reset()
+    model, x = small(), torch.ones(2, 3)
+    plain = model(x)
+    compiled = torch.compile(model, backend="eager") if when == "before" else model
+    if when == "before":
+        compiled(x)
+    if when == "a part":
+        model[0].compile(backend="eager")
+
+    def body(recorder):
+        run = torch.compile(model, backend="eager") if when == "meanwhile" else compiled
+        assert torch.equal(run(x), plain)
+
+    dump = record(model, body, eager=True)
+    assert {call.scope for call in dump.calls} == {name for name, _ in model.named_modules()}
+    torch._dynamo.reset()
+
+
+def test_the_eager_pass_is_refused_where_torch_has_none(record, monkeypatch):
+    monkeypatch.delattr(torch.compiler, "set_stance", raising=False)
+    with pytest.raises(UsageError, match="TORCHDYNAMO_DISABLE=1"):
+        record(small(), lambda recorder: None, eager=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_an_error_or_seen_by_its_operators(record):
+    model, x = torch.jit.script(small()), torch.ones(2, 3)
+    with pytest.raises(NothingCaptured, match="PYTORCH_JIT=0"):
+        record(model, lambda recorder: model(x))
+
+    def body(recorder):
+        with recorder.step():
+            model(x)
+
+    dump = record(model, body, sources=("operators",))
+    assert any(c.kind.startswith("aten.") for c in dump.calls)
 
 
 def test_compiled_code_under_the_operator_source_gives_the_same_and_a_note(record):
@@ -87,7 +130,7 @@ def test_symbolic_tracing_goes_on_as_before(record):
     model = small()
     plain = torch.fx.symbolic_trace(model).code
     kept = []
-    record(model, lambda recorder: kept.append(torch.fx.symbolic_trace(model).code))
+    record(model, lambda recorder: kept.append(torch.fx.symbolic_trace(model).code) or model(torch.ones(1, 3)))
     assert kept == [plain]
 
 

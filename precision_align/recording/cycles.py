@@ -1,0 +1,65 @@
+"""When a training step of a script is over: once the optimizers that take turns have all stepped."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Any, Optional
+
+import torch
+
+from precision_align.recording.optimizers import parameter_groups
+
+
+class Cycle:
+    """Which optimizers of a model have stepped since the training step began.
+
+    A GAN steps its critic, runs the generator again and steps that: one training step. Of the optimizers that exist
+    those that have not stepped when another does so for the second time take no part in the cycle (they belong to
+    another phase of the training, or are the inner one of a wrapper).
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._expected: Optional[set[int]] = None
+        self._stepped: Counter[int] = Counter()
+
+    def start_step(self) -> None:
+        """A training step begins."""
+        self._stepped.clear()
+
+    def note_step(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        self._look()
+        self._stepped[id(optimizer)] += 1
+        if self._stepped[id(optimizer)] > 1:
+            self._expected = set(self._stepped)
+
+    def _look(self) -> set[int]:
+        if self._expected is None:  # by now the first backward pass or update has come: all are there
+            self._expected = {id(optimizer) for optimizer in find_optimizers(self._model)}
+        return self._expected
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next forward begins a new step."""
+        return bool(self._stepped) and self._look() <= set(self._stepped)
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether any is to be waited for; without one a backward pass ends a step."""
+        return bool(self._look())
+
+
+def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """All living torch optimizers that hold parameters of a model."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.optim.Optimizer) and any(id(held) in mine for held in _list_held(thing))
+    ]
+
+
+def _list_held(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [held for group in parameter_groups(optimizer) for held in group["params"]]

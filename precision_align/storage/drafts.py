@@ -1,0 +1,155 @@
+"""Drafts whose record is put together only when somebody asks for it, from parts that are the same in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Union
+
+from precision_align.core.dtypes import Array
+from precision_align.core.keys import Key, escape
+from precision_align.core.records import Call, TensorRecord
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What is known of a tensor without its values, as in :class:`~precision_align.core.records.TensorRecord`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    layout: str
+    device: str
+    requires_grad: bool
+    nbytes: int
+    reason: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place for a record in every step: its key but for the step and the micro-batch; ``extra`` of the record."""
+
+    rank: int
+    source: Source
+    scope: str
+    call: int
+    pass_: Pass
+    op: str
+    ordinal: int
+    phase: Phase
+    role: Role
+    path: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def key(self, step: int, micro: int) -> Key:
+        """The key of the record of one step."""
+        return Key(
+            step,
+            micro,
+            self.rank,
+            self.source,
+            self.scope,
+            self.call,
+            self.pass_,
+            self.op,
+            self.ordinal,
+            self.phase,
+            self.role,
+            self.path,
+        )
+
+    @property
+    def tail(self) -> str:
+        """The text of the key behind step and micro-batch."""
+        text: str | None = self.__dict__.get("_tail")
+        if text is None:
+            parts = (
+                self.scope,
+                str(self.call),
+                self.pass_,
+                self.op,
+                str(self.ordinal),
+                self.phase,
+                self.role,
+                self.path,
+            )
+            text = self.__dict__["_tail"] = "/".join((str(self.rank), self.source, *map(escape, parts)))
+        return text
+
+
+class Copy(Protocol):
+    """A tensor that was copied: its form, its words or None (see :class:`~precision_align.storage.base.Draft`).
+
+    ``address``: where plain words lie, not 0 only where they are as the form says, in C order.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def form(self) -> Form: ...
+
+    @property
+    def words(self) -> Array | None: ...
+
+    @property
+    def parts(self) -> Sequence[tuple[str, Any]]: ...
+
+
+class DeferredDraft:
+    """What a :class:`~precision_align.storage.base.Draft` is, at the price of a few references."""
+
+    __slots__ = ("_record", "copy", "micro", "order", "reason", "slot", "step", "tier")
+
+    def __init__(self, slot: Slot, step: int, micro: int, order: int, tier: Tier, reason: str, copy: Copy) -> None:
+        self.slot, self.step, self.micro, self.order = slot, step, micro, order
+        self.tier, self.reason, self.copy = tier, reason, copy
+        self._record: TensorRecord | None = None
+
+    @property
+    def words(self) -> Array | None:
+        """The raw words."""
+        return self.copy.words
+
+    @property
+    def key_text(self) -> str:
+        """The text of the record's key."""
+        return f"{self.step}/{self.micro}/{self.slot.tail}"
+
+    @property
+    def record(self) -> TensorRecord:
+        """The record without digest and statistics."""
+        if self._record is None:
+            form, extra = self.copy.form, {**self.copy.form.extra, **self.slot.extra}
+            if self.copy.parts:
+                extra["parts"] = [name for name, _ in self.copy.parts]
+            self._record = TensorRecord(
+                key=self.slot.key(self.step, self.micro),
+                dtype=form.dtype,
+                shape=form.shape,
+                stride=form.stride,
+                layout=form.layout,
+                device=form.device,
+                requires_grad=form.requires_grad,
+                order=self.order,
+                tier=self.tier,
+                nbytes=form.nbytes,
+                reason=form.reason or self.reason,
+                extra=extra,
+            )
+        return self._record
+
+
+class DeferredCall(NamedTuple):
+    """A call by the values of its fields, in their order: a frozen dataclass takes several times as long to make."""
+
+    values: tuple[Any, ...]
+
+    def call(self) -> Call:
+        """The call itself."""
+        return Call(*self.values)
+
+
+Item = Union[DeferredDraft, DeferredCall, Call]
