@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay",
         metavar="MODULE:FACTORY",
-        help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; without it stock "
-        "torch.nn layers are certified",
+        help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; without it "
+        "stock torch.nn layers are certified",
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -36,8 +35,9 @@ class CertificateProvider:
         self.count = 0
         self.invalid = 0
         self.disagreements: list[str] = []
-        path = None if alignment.reference is None else getattr(alignment.reference.dump, "path", None)
-        self._known = Certificates([] if path is None else find_certificates(Path(str(path))))
+        # only dumps on disk have any
+        folders = () if alignment.reference is None else getattr(alignment.reference.dump, "folders", ())
+        self._known = Certificates(find_certificates(folders))
 
     def combine(self, node: Node, verdicts: Verdicts, backward: bool) -> Verdicts:
         """The verdicts of both; where both speak of a record, the more severe, with what the other says."""
@@ -68,9 +68,7 @@ class CertificateProvider:
         worse = max((replayed, certified), key=lambda one: _SEVERITY.index(one.status))
         return replace(worse, why=f"{worse.why}; {text}", evidence="replay+certificate")
 
-    def _judge(
-        self, node: Node, backward: bool
-    ) -> Iterator[tuple[tuple[int, str], tuple[Judgement, TensorRecord]]]:
+    def _judge(self, node: Node, backward: bool) -> Iterator[tuple[tuple[int, str], tuple[Judgement, TensorRecord]]]:
         partner = self._alignment.pairs.get(node)
         if partner is None or len(partner.children) != len(node.children):
             return
@@ -139,8 +137,13 @@ def _is_input(path: str) -> bool:
 
 
 def _list_returned(child: Node, twin: Node | None) -> Iterator[tuple[str, TensorRecord]]:
-    """What the caller went on with: the reference's tensor where it was put in the place of an output."""
+    """What the caller went on with: the reference's tensor where it was put in the place of an output.
+
+    An output that is an input handed through is no source of its own: a replay goes on with what it gave.
+    """
     for path, record in child.outputs.items():
+        if str(record.extra.get("same_as", "")).startswith("input"):
+            continue
         replaced = record.extra.get("forced") and twin is not None
         yield path, (twin.outputs.get(path, record) if replaced and twin is not None else record)
 
@@ -153,9 +156,7 @@ def _list_arriving(node: Node, twin: Node | None) -> Iterator[tuple[str, TensorR
             yield path, (twin.gradients.get(path, record) if replaced and twin is not None else record)
 
 
-def _pair_results(
-    node: Node, partner: Node, backward: bool
-) -> Iterator[tuple[int, TensorRecord, TensorRecord]]:
+def _pair_results(node: Node, partner: Node, backward: bool) -> Iterator[tuple[int, TensorRecord, TensorRecord]]:
     """(child or -1, candidate's record, reference's) of what the call's own code makes."""
     phase, role = (Phase.BACKWARD, Role.GRADIENT) if backward else (Phase.FORWARD, Role.INPUT)
     for number, (child, twin) in enumerate(zip(node.children, partner.children)):

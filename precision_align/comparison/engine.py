@@ -66,9 +66,7 @@ class Engine:
         self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(
-            self._alignment, self._raw, self._replay, self._list_owned, self._certificates
-        )
+        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
         self._forward.index_partners(self._candidate.nodes)
         self._recomputed = RecomputationJudge(self._candidate)
         self._backward = BackwardJudge(

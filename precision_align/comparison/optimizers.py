@@ -55,10 +55,10 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
     updates = import_module("precision_align.replay.updates")
     specification = find_step(reference, rank, partner) if reference is not None and partner is not None else None
     specification = specification or call
-    if specification.kind != call.kind and not call.kind.startswith("torch.optim."):
-        # somebody's own build of the reference's optimizer: where its state is named otherwise, pairs are compared
-        if reference is None or partner is None or not _has_same_state(side, step, reference, partner, rank):
-            return None
+    is_own_build = specification.kind != call.kind and not call.kind.startswith("torch.optim.")
+    # somebody's own build of the reference's optimizer: where its state is named otherwise, pairs are compared
+    if is_own_build and not _has_same_state(side, step, reference, partner, rank):
+        return None
     groups = read_arguments(specification).get("groups", [])
     scalars = read_arguments(call).get("state", {})
     return updates.Update(
@@ -80,8 +80,10 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
     )
 
 
-def _has_same_state(side: Side, step: int, reference: Side, partner: int, rank: int) -> bool:
+def _has_same_state(side: Side, step: int, reference: Side | None, partner: int | None, rank: int) -> bool:
     """Both optimizers keep state of the same names for the same parameters."""
+    if reference is None or partner is None:
+        return False
     ours, theirs = (
         {(owner, name) for owner, names in found.items() for name in names}
         for found in (

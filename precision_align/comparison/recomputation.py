@@ -88,9 +88,7 @@ class RecomputationJudge:
         if parent is None:  # the checkpointed function itself: whoever kept its arguments
             scope = self._name(call).rpartition(".")[0]
             return Blame(scope, Site.INLINE, Phase.BACKWARD, 0, "checkpoint")
-        return Blame(
-            self._name(parent), Site.INLINE, Phase.BACKWARD, parent.call, shorten(parent.kind), parent.source
-        )
+        return Blame(self._name(parent), Site.INLINE, Phase.BACKWARD, parent.call, shorten(parent.kind), parent.source)
 
     def _name(self, call: Call) -> str:
         return self._side.names.get(call.scope) or ""

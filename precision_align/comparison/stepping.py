@@ -150,9 +150,7 @@ class StateJudge:
             note = f"optimizer state {name} of {local} {what} at the start, though the weights are bit-equal"
             order = self._candidate.steps[rank, step][0].enter if self._candidate.steps.get((rank, step)) else None
             metrics = {} if record is None else self._raw.gap(record, other).metrics
-            rows.append(
-                make_row(record or other, blame, Status.FAIL, "raw", metrics=metrics, note=note, order=order)
-            )
+            rows.append(make_row(record or other, blame, Status.FAIL, "raw", metrics=metrics, note=note, order=order))
         return rows
 
     def _first(self, rank: int) -> tuple[int, int]:

@@ -40,13 +40,10 @@ from precision_align.replay.slots import (
     list_sources,
     take_outside_parts,
 )
-from precision_align.replay.ties import Change, excuse_near_ties
+from precision_align.replay.ties import Change, are_ties, excuse_near_ties
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
 
-TIE_PAIRS = 16  # changes, each with its opposite: a tie within one rounding stays hidden with a chance of 1e-13
-TIE_TRIAL = 4  # pairs after which most ties must have shown: else these are no ties
-TIE_FEW = 8  # up to so many stay in the game: of a handful, chance may hide all that long
 # What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
 # leaves 0.7 and more.
 MODE_RESIDUAL = 0.1
@@ -130,9 +127,7 @@ class Replayer:
             raise NotReplayable("it draws random numbers")
         return self._open_forward(node, *native)
 
-    def _open_forward(
-        self, node: Recorded, native: Execution, module: nn.Module
-    ) -> tuple[CallJudging, list[Slot]]:
+    def _open_forward(self, node: Recorded, native: Execution, module: nn.Module) -> tuple[CallJudging, list[Slot]]:
         golden = self._run(node, Style(golden=True), native)[0]
         return CallJudging(self, node, native, golden, module), list_forward_slots(node, native)
 
@@ -358,45 +353,20 @@ class CallJudging:
         if not floating:
             return exact
         unit = TIE_UNITS * max(dtype_of(record.dtype).roundoff for record in floating)
-        if self._are_ties(child, path, actual, native, unit):
+
+        def rerun(change: Change) -> Optional[Array]:
+            value = self._rerun(Style(golden=True, change=change), child, path)
+            return None if value is None else to_array(value)
+
+        if are_ties(actual, native, unit, rerun):
             share = {"mismatched": exact.metrics["mismatched"]}
             return Judgement(Status.WARN, "decisions differ only at near-ties, which rounding flips", share)
         return exact
-
-    def _are_ties(self, child: int, path: str, actual: Array, native: Array, unit: float) -> bool:
-        """Whether each differing decision is one that some small changes of the inputs give, too.
-
-        Each change is tried with its opposite: one of the two flips an exact tie between two. However many ties there
-        are, few pairs settle all of them; a wrong decision stays. A count may be any between those that were seen.
-        """
-        differing = actual != native
-        open_, low, high = differing.copy(), native.copy(), native.copy()
-        for seed in range(TIE_PAIRS):
-            for sign in (1.0, -1.0):
-                change = _scale_noise(torch.Generator().manual_seed(seed), sign * unit)
-                run = self._replayer.rerun(self._node, Style(golden=True, change=change), self.native, False)
-                value = pick(run, child, path)
-                if value is not None and tuple(value.shape) == native.shape:
-                    seen = to_array(value)
-                    low, high = np.minimum(low, seen), np.maximum(high, seen)
-                    open_ &= (actual < low) | (actual > high)
-            if not open_.any():
-                return True
-            if seed + 1 == TIE_TRIAL and np.count_nonzero(open_) > max(np.count_nonzero(differing) / 2, TIE_FEW):
-                return False
-        return False
 
 
 def _measure_distance(left: Array, right: Array) -> float:
     with np.errstate(invalid="ignore"):
         return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
-
-
-def _scale_noise(generator: torch.Generator, unit: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * (1 + unit * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
-
-    return change
 
 
 def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:

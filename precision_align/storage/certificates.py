@@ -7,7 +7,7 @@ against the recorded value, the condition scale as the upper half of a float32.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -74,7 +74,9 @@ class CertificateWriter:
         wide = bool(golden.dtype.kind == "c" or not np.isfinite(residual).all())
         first = np.ascontiguousarray(golden if wide else residual.astype(np.float32))
         upper = (np.abs(size).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        words = np.concatenate([first.reshape(-1).view(np.uint8), np.ascontiguousarray(upper).reshape(-1).view(np.uint8)])
+        words = np.concatenate(
+            [first.reshape(-1).view(np.uint8), np.ascontiguousarray(upper).reshape(-1).view(np.uint8)]
+        )
         offset = int(self._blob.shape[0])
         self._blob.resize((offset + words.size,))
         self._blob[offset:] = words
@@ -132,9 +134,9 @@ def name_certificate(folder: Path, step: int) -> Path:
     return folder / f"step{step:08d}{SUFFIX}"
 
 
-def find_certificates(dump: Path) -> list[Path]:
-    """All certificate files of a dump's folder."""
-    return sorted(dump.glob(f"rank*/*{SUFFIX}")) if dump.is_dir() else []
+def find_certificates(folders: Iterable[Path]) -> list[Path]:
+    """All certificate files beside the step files of a dump."""
+    return [path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))]
 
 
 def _read_index(path: Path) -> Iterator[dict[str, Any]]:

@@ -29,13 +29,18 @@ class Certification:
 
 
 def certify(
-    dump: str | os.PathLike[str], *, replay: Any = None, progress: Callable[[int, int], None] | None = None
+    dump: str | os.PathLike[str],
+    *,
+    replay: Any = None,
+    rank: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Certification:
     """Write a certificate beside each step's files of a reference's dump.
 
     ``dump``: the folder; ``replay``: the reference's ``torch.nn.Module`` or a factory of it, without which stock
-    ``torch.nn`` leaves are certified; ``progress``: told (calls done, calls in all). A later :func:`compare` uses the
-    certificates for every record of a candidate that was computed from the same tensors, with no code of the reference.
+    ``torch.nn`` leaves are certified; ``rank``: only this one; ``progress``: told (calls done, calls in all). A later
+    :func:`compare` uses the certificates for every record of a candidate that was computed from the same tensors, with
+    no code of the reference.
 
     Raises UsageError where the dump is no folder, Unavailable without torch, DumpError where it cannot be read.
     """
@@ -54,16 +59,14 @@ def certify(
             opened, root, make_locator(root, side), lambda node: node.call.attributes, lambda node: node.call.training
         )
         work = _Work(side, replayer, replaying, progress)
-        files = [work.write_step(place, rank, step) for rank, step in work.list_steps()]
+        files = [work.write_step(place, number, step) for number, step in work.list_steps() if rank in (None, number)]
     return Certification(files, work.records, work.skipped)
 
 
 class _Work:
     """Certifies call by call; holds one call's tensors at a time."""
 
-    def __init__(
-        self, side: Side, replayer: Any, replaying: Any, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, side: Side, replayer: Any, replaying: Any, progress: Callable[[int, int], None] | None) -> None:
         self._side, self._replayer, self._replaying, self._progress = side, replayer, replaying, progress
         self._not_replayable = import_module("precision_align.replay.replayability").NotReplayable
         self._moment: Any = None

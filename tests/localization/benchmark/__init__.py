@@ -37,7 +37,7 @@ class Setup:
 class Bug:
     """An injected bug, or with ``first`` None a benign variation.
 
-    ``build(faulty, seed, dtype)``; ``first``: the scope to blame; ``sites``, ``phase``, ``call``: the rest of the place;
+    ``build(faulty, seed, dtype)``; ``first``: the scope to blame; ``sites``, ``phase``, ``call``: the rest of it;
     ``words``: an explanation is right if it contains one of them, () where no hypothesis claims this class;
     ``hidden``: dtype -> why it cannot be seen there, for the misses that detectability explains.
     """

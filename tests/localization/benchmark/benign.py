@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from localization_benchmark import BENIGN, BOTH, FP16, FP32, Setup, add
-from localization_benchmark.llama import Attention, Norm, make_llama
 from localization_benchmark.moe import make_moe
 from localization_benchmark.recurrent import make_gru, make_unrolled
 from localization_benchmark.splatting import make_loop, make_renderer, make_splat
-from localization_benchmark.training import Adam, stock, clip, make
+from localization_benchmark.trainer import Attention, Norm, make_llama
+from localization_benchmark.training import Adam, clip, make, stock
 from localization_benchmark.vision import make_conv, make_vit
 from torch import nn
 from torch.nn import functional

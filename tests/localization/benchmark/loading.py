@@ -27,4 +27,3 @@ def load_benchmark() -> ModuleType:
     """The benchmark's package, and the cases that it borrows models from."""
     load_package("localization_cases", HERE.parent / "cases")
     return load_package("localization_benchmark", HERE)
-

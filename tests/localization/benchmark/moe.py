@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from localization_benchmark import BOTH, FP32, Setup, add
-from localization_benchmark.llama import Gradient
+from localization_benchmark.trainer import Gradient
 from torch import nn
 from torch.nn import functional
 
@@ -76,12 +76,14 @@ class Layer(nn.Module):
     def __init__(self, fault: str) -> None:
         super().__init__()
         part, _, what = fault.partition(":")
-        self.router, self.balance = (kind(what if part == name else "") for kind, name in ((Router, "router"), (Balance, "balance")))
+        self.router, self.balance = (
+            kind(what if part == name else "") for kind, name in ((Router, "router"), (Balance, "balance"))
+        )
         self.experts = nn.ModuleList(Expert(what if part == "expert" and n == 2 else "") for n in range(E))
         self.shared, self.fault = nn.Linear(D, D), what if part == "layer" else ""
 
     def forward(self, x: torch.Tensor) -> Any:
-        weight, index, mask, counts, probability = self.router(x)
+        weight, index, _mask, counts, probability = self.router(x)
         y = torch.zeros(x.shape, dtype=torch.float32)
         for n in reversed(range(E)) if self.fault == "order" else range(E):
             token, slot = (index == n).nonzero(as_tuple=True)
@@ -120,22 +122,36 @@ def make_moe(fault: str, seed: int, dtype: torch.dtype) -> Setup:
     return Setup(model, [[{"x": torch.randn(TOKENS, D).to(dtype)}]])
 
 
-def _add(fault: str, first: str, sites: Any, row: str, words: tuple[str, ...] = (), dtypes: Any = BOTH, **more: Any) -> None:
+def _add(
+    fault: str, first: str, sites: Any, row: str, words: tuple[str, ...] = (), dtypes: Any = BOTH, **more: Any
+) -> None:
     def build(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
         return make_moe(fault if faulty else "", seed, dtype)
 
     add(fault.replace(":", "_"), "moe", build, first, sites, row=row, words=words, dtypes=dtypes, **more)
 
 
-for _fault, _row in (("sigmoid", "pilot"), ("temperature", "pilot"), ("no_bias", "25"), ("second", "pilot"),
-                     ("not_renormalised", "pilot"), ("bit", "12"), ("histogram", "11")):
+for _fault, _row in (
+    ("sigmoid", "pilot"),
+    ("temperature", "pilot"),
+    ("no_bias", "25"),
+    ("second", "pilot"),
+    ("not_renormalised", "pilot"),
+    ("bit", "12"),
+    ("histogram", "11"),
+):
     _add(f"router:{_fault}", "moe.1.router", "module", _row)
 _add("balance:averaged", "moe.1.balance", "module", "50", ("scaled",))
 _add("balance:in_place", "moe.1.balance", "module", "51")
 _add("balance:low_counts", "moe.1.balance", "module", "27", ("bfloat16",), dtypes=(FP32,))
 _add("expert:relu", "moe.1.experts.2", "inline", "pilot")
-for _fault, _row in (("capacity", "pilot"), ("unweighted", "pilot"), ("overwrites", "pilot"), ("slot", "37"),
-                     ("no_shared", "pilot")):
+for _fault, _row in (
+    ("capacity", "pilot"),
+    ("unweighted", "pilot"),
+    ("overwrites", "pilot"),
+    ("slot", "37"),
+    ("no_shared", "pilot"),
+):
     _add(f"layer:{_fault}", "moe.1", "inline", _row)
 _add("layer:combine", "moe.1", "inline", "37", ("zero",), phase="backward")
 _add("router:zero", "moe.1.router", "module", "39", ("zero",), phase="backward")

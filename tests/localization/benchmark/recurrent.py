@@ -85,7 +85,14 @@ def _stock(kind: str, fault: str) -> None:
 for _kind in ("LSTM", "GRU"):
     _stock(_kind, "last_output")
     _stock(_kind, "no_state")
-add("gru_resets_before", "recurrent", lambda faulty, seed, dtype: make_gru(True, faulty, seed, dtype), "0", row="pilot", dtypes=(torch.float32,))
+add(
+    "gru_resets_before",
+    "recurrent",
+    lambda faulty, seed, dtype: make_gru(True, faulty, seed, dtype),
+    "0",
+    row="pilot",
+    dtypes=(torch.float32,),
+)
 
 
 def _decoder(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:

@@ -48,8 +48,6 @@ def quiet() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-
-
 def record(bug: Bug, seed: int, dtype: torch.dtype) -> Recorded:
     """Build and record both sides in memory."""
     sides = [record_side(bug.build(faulty, seed, dtype), faulty) for faulty in (False, True)]

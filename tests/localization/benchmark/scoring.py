@@ -77,4 +77,3 @@ def measure_effect(bug: Bug, seed: int, dtype: torch.dtype, faulty: Any) -> floa
             distance = float(np.linalg.norm(np.nan_to_num(left - right))) / norm
             worst = max(worst, distance / dtype_of(record.dtype).roundoff)
     return worst
-

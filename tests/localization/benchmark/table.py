@@ -52,10 +52,10 @@ def _describe(lines: Sequence[Line], seconds: float) -> str:
     return (
         f"`python tests/localization/benchmark --write`, commit {commit}, {datetime.date.today()}, torch "
         f"{torch.__version__}, {platform.machine()}: {len(names)} injected bugs and {len(quiet)} benign variations, "
-        f"seeds {seeds}, {len(lines)} runs, {spent:.0f} s of CPU time in compare. Every candidate computes in re-ordered "
-        "arithmetic (products in pieces of 8 from the end, other sums in blocks of 16, exp by a polynomial), so nothing "
-        "is bit-equal. *exact*: scope, phase, site and call of the first divergence are those of the bug; *near*: its "
-        "caller, child or neighbour; *invisible*: a miss whose reason is known and printed below."
+        f"seeds {seeds}, {len(lines)} runs, {spent:.0f} s of CPU time in compare. Every candidate computes in "
+        "re-ordered arithmetic (products in pieces of 8 from the end, other sums in blocks of 16, exp by a "
+        "polynomial), so nothing is bit-equal. *exact*: scope, phase, site and call of the first divergence are those of "
+        "the bug; *near*: its caller, child or neighbour; *invisible*: a miss whose reason is known and printed below."
     )
 
 
@@ -92,8 +92,8 @@ def _say_explained(lines: Sequence[Line]) -> str:
     wrong = sorted({line["bug"] for line in tried if not line["explained"]})
     share = f"{right / len(tried):.1%}" if tried else "none"
     text = (
-        f"Of {len(tried)} exact runs whose bug belongs to a class that an explanation claims, {right} ({share}) have the "
-        "right one among the first three (or in the evidence's own words)."
+        f"Of {len(tried)} exact runs whose bug belongs to a class that an explanation claims, {right} ({share}) have "
+        "the right one among the first three (or in the evidence's own words)."
     )
     return text + (f" Not: {', '.join(wrong)}." if wrong else "")
 
@@ -115,8 +115,8 @@ def _say_rivals(lines: Sequence[Line], incumbent: Sequence[Line]) -> str:
         rows.append((f"msprobe 26.2.0 compare, {task}", *_grades(members, lambda line: line["grade"])))
     head = ("method", "bugs", "exact", "near", "wrong", "missed", "benign runs blamed")
     note = (
-        f"Seeds {sorted({line['seed'] for line in seen})}. The rules see every tensor that we record, in walk order, and "
-        "are graded by scope and phase alone; msprobe sees what its own dump of modules holds."
+        f"Seeds {sorted({line['seed'] for line in seen})}. The rules see every tensor that we record, in walk order, "
+        "and are graded by scope and phase alone; msprobe sees what its own dump of modules holds."
     )
     return f"{note}\n\n{_table(head, rows)}"
 
@@ -144,7 +144,9 @@ def _list_inexact(lines: Sequence[Line]) -> str:
         for line in lines
         if line["grade"] not in (EXACT, QUIET)
     ]
-    return _table(("bug", "dtype", "seed", "grade", "blamed", "effect", "why it is invisible"), rows) if rows else "None."
+    return (
+        _table(("bug", "dtype", "seed", "grade", "blamed", "effect", "why it is invisible"), rows) if rows else "None."
+    )
 
 
 def _list_bugs(lines: Sequence[Line]) -> str:

@@ -1,4 +1,4 @@
-"""What happens around a model: gradients on their way to the optimizer, the step itself, weights and state at the start."""
+"""What happens around a model: gradients on their way to the optimizer, its step, weights and state at the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from localization_benchmark import BF16, BOTH, FP32, Setup, add, train_step
-from localization_benchmark.llama import Llama, make_batch
+from localization_benchmark.trainer import Llama, make_batch
 from torch import nn
 
 DECAY, RATE, EPS, BETAS = 0.1, 1e-2, 1e-8, (0.9, 0.999)
@@ -23,7 +23,7 @@ class Adam(torch.optim.Optimizer):
         self.fault, self.only, self.steps = fault, only, 0
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         for index, p in enumerate(self.param_groups[0]["params"]):
             if p.grad is not None:
                 self.update(p, self.fault if self.only in (-1, index) else "")
@@ -34,7 +34,7 @@ class Adam(torch.optim.Optimizer):
             state.update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
         state["step"] += 1
         self.steps += 1
-        w, g = p.float(), p.grad.float()  # type: ignore[union-attr]
+        w, g = p.float(), p.grad.float()
         if fault == "coupled_decay":
             g = g + DECAY * w
         elif fault != "no_decay":
@@ -75,12 +75,14 @@ def select(model: nn.Module, part: str) -> list[torch.Tensor]:
 def scale_gradients(part: str, factor: float) -> Callable[[nn.Module], None]:
     def change(model: nn.Module) -> None:
         for p in select(model, part):
-            p.grad.mul_(factor)  # type: ignore[union-attr]
+            p.grad.mul_(factor)
 
     return change
 
 
-def clip(model: nn.Module, counted: str = "", measure: Callable[[list[torch.Tensor]], torch.Tensor] | None = None) -> None:
+def clip(
+    model: nn.Module, counted: str = "", measure: Callable[[list[torch.Tensor]], torch.Tensor] | None = None
+) -> None:
     """Clip by the global norm; ``counted``: what the norm leaves out; ``measure``: another norm."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     left = {id(p.grad) for p in select(model, counted)} if counted else set()
@@ -105,12 +107,16 @@ def clip_reading_halves(model: nn.Module) -> None:
 
 
 def clip_counting_twice(model: nn.Module) -> None:
-    clip(model, measure=lambda parts: torch.stack([g.float().norm() * (2 if g.shape[0] == 60 else 1) for g in parts]).norm())
+    clip(
+        model,
+        measure=lambda parts: torch.stack([g.float().norm() * (2 if g.shape[0] == 60 else 1) for g in parts]).norm(),
+    )
 
 
 def add_placeholder(model: nn.Module) -> None:
     for p in select(model, "embed.weight"):
-        p.grad.add_(torch.where(torch.arange(len(p)) == 5, 12345.0, 0.0)[:, None].to(p.dtype))  # type: ignore[union-attr]
+        rows = torch.arange(len(p)) == 5
+        p.grad.add_(torch.where(rows, 12345.0, 0.0)[:, None].to(p.dtype))
 
 
 def double_at_second(model: nn.Module) -> None:
@@ -139,7 +145,9 @@ def make(
     return Setup(model, batches, (optimizer or stock)(list(model.parameters())), between)
 
 
-def _add(name: str, first: str, sites: Any, row: str, change: Callable[[bool, int, torch.dtype], Setup], **more: Any) -> None:
+def _add(
+    name: str, first: str, sites: Any, row: str, change: Callable[[bool, int, torch.dtype], Setup], **more: Any
+) -> None:
     more.setdefault("phase", "step")
     add(name, "training", change, first, sites, row=row, **more)
 
@@ -183,10 +191,23 @@ def _optimizer(name: str, first: str, row: str, fault: str, only: int = -1, **mo
 
 
 for _fault in ("one_counter", "no_correction", "eps_inside"):
-    _optimizer(f"adam_{_fault}", "layers.0.norm1" if _fault == "one_counter" else "embed", "63", _fault, words=("bias correction",) if "correction" in _fault else ())
+    _optimizer(
+        f"adam_{_fault}",
+        "layers.0.norm1" if _fault == "one_counter" else "embed",
+        "63",
+        _fault,
+        words=("bias correction",) if "correction" in _fault else (),
+    )
 for _fault in ("coupled_decay", "no_decay", "beta", "rate", "sign", "eps"):
     _hidden = {BF16: LOST} if _fault == "no_decay" else {}
-    _optimizer(f"adam_{_fault}", "embed", "pilot", _fault, hidden=_hidden, words={"coupled_decay": ("decay",), "no_decay": ("decay",)}.get(_fault, ()))
+    _optimizer(
+        f"adam_{_fault}",
+        "embed",
+        "pilot",
+        _fault,
+        hidden=_hidden,
+        words={"coupled_decay": ("decay",), "no_decay": ("decay",)}.get(_fault, ()),
+    )
 _optimizer("update_lost", "layers.0.attn.q", "64", "lost", only=3, words=("not updated",))
 _optimizer("update_into_a_copy", "layers.0.attn.o", "64", "copy", only=4, words=("not updated",))
 _optimizer("update_below_precision", "embed", "64", "low_update", dtypes=(FP32,))
@@ -239,7 +260,13 @@ def _swap(model: Any) -> None:
     up[:64] = kept
 
 
-_start("weights_cast_to_bfloat16", "layers.0.mlp.down", "24", lambda m: m.layers[0].mlp.down.weight.copy_(m.layers[0].mlp.down.weight.bfloat16()), dtypes=(FP32,))
+_start(
+    "weights_cast_to_bfloat16",
+    "layers.0.mlp.down",
+    "24",
+    lambda m: m.layers[0].mlp.down.weight.copy_(m.layers[0].mlp.down.weight.bfloat16()),
+    dtypes=(FP32,),
+)
 _start("final_norm_zero", "norm", "19", lambda m: m.norm.weight.zero_())
 _start("gate_and_up_split_wrongly", "layers.1.mlp.gate", "66", _swap)
 _start("zero_weights_written", "layers.0.attn.o", "66", lambda m: m.layers[0].attn.o.weight.zero_())
@@ -275,4 +302,6 @@ def _swap_slots(optimizer: Any, model: nn.Module) -> None:
 
 _resume("step_counter_zeroed", "embed", _zero_steps)
 _resume("optimizer_slots_swapped", "layers.1.mlp.gate", _swap_slots)
-_resume("moments_cleared", "embed", lambda o, m: [s[n].zero_() for s in o.state.values() for n in ("exp_avg", "exp_avg_sq")])  # type: ignore[arg-type,return-value]
+_resume(
+    "moments_cleared", "embed", lambda o, m: [s[n].zero_() for s in o.state.values() for n in ("exp_avg", "exp_avg_sq")]
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from localization_benchmark import BOTH, FP32, Setup, add
+from localization_benchmark import BOTH, Setup, add
 from localization_cases.vision import ConvNet, ViT
 
 
@@ -20,7 +20,9 @@ def make_vit(fault: str, seed: int, dtype: torch.dtype) -> Setup:
     return Setup(ViT(fault).to(dtype), [[{"x": torch.randn(8, 3, 9, 9).to(dtype)}]])
 
 
-def _conv(part: str, fault: str, first: str, row: str = "pilot", words: tuple[str, ...] = (), dtypes: Any = BOTH) -> None:
+def _conv(
+    part: str, fault: str, first: str, row: str = "pilot", words: tuple[str, ...] = (), dtypes: Any = BOTH
+) -> None:
     def build(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
         return make_conv(seed, dtype, **({part: fault} if faulty else {}))
 
@@ -35,7 +37,9 @@ _conv("conv_fault", "corner", "conv", "14", ("confined",))
 _conv("pool_fault", "excludes_padding", "pool")
 
 
-def _vit(fault: str, first: str, sites: Any, row: str = "pilot", words: tuple[str, ...] = (), dtypes: Any = BOTH) -> None:
+def _vit(
+    fault: str, first: str, sites: Any, row: str = "pilot", words: tuple[str, ...] = (), dtypes: Any = BOTH
+) -> None:
     def build(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
         return make_vit(fault if faulty else "", seed, dtype)
 
