@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -112,6 +113,7 @@ def capture(
         limits=limits,
         force=force,
         eager=eager,
+        after=partial(_certify, str(path), model, rank) if certify else None,
     )
 
 

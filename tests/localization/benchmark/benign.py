@@ -37,7 +37,7 @@ _add("recomputation", lambda faulty, seed, dtype: make_llama("", seed, dtype, re
 _add("recomputation_off", lambda faulty, seed, dtype: make_llama("", seed, dtype, recompute=not faulty))
 _add("cast_before_weight", lambda faulty, seed, dtype: make_llama("norm2:early_cast" if faulty else "", seed, dtype))
 _add("reciprocal_frequencies", lambda faulty, seed, dtype: make_llama("rope:reciprocal" if faulty else "", seed, dtype))
-_add("optimizer_by_hand", lambda faulty, seed, dtype: make(seed, dtype, Adam if faulty else stock), (FP32,))
+_add("optimizer_by_hand", lambda faulty, seed, dtype: make(seed, dtype, Adam if faulty else stock))
 _add("optimizer_in_a_loop", lambda faulty, seed, dtype: make(seed, dtype, lambda p: stock(p, foreach=not faulty)))
 _add("optimizer_fused", lambda faulty, seed, dtype: make(seed, dtype, lambda p: stock(p, fused=faulty)))
 _add("gru_unrolled", lambda faulty, seed, dtype: make_gru(faulty, False, seed, dtype), (FP32,))
