@@ -51,6 +51,16 @@ class Comparison:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class Recomputed:
+    """A judged result in float64: the candidate's and the golden one, and (name, text, golden) of other forms of it."""
+
+    record: TensorRecord
+    actual: Array
+    golden: Array
+    alternatives: list[tuple[str, str, Array]]
+
+
 class Engine:
     """Compares one candidate with a reference, or with the reference's code alone."""
 
@@ -111,8 +121,8 @@ class Engine:
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> tuple[TensorRecord, Array, Array] | None:
-        """(record, actual, golden) of a judged result, float64, or None where there is no replay of it."""
+    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
+        """A judged result once more, or None where there is no replay of it."""
         for node in self._candidate.nodes:
             if node.scope != scope:
                 continue
@@ -122,9 +132,7 @@ class Engine:
                         return self._recompute(node, child, record, phase)
         return None
 
-    def _recompute(
-        self, node: Node, child: int, record: TensorRecord, phase: Phase
-    ) -> tuple[TensorRecord, Array, Array] | None:
+    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
         found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
         if found is None:
             return None
@@ -132,7 +140,9 @@ class Engine:
             values = self._candidate.dump.values(record.key)
         except KeyError:
             return None
-        return record, values.astype(np.complex128 if values.dtype.kind == "c" else np.float64), found[0]
+        actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+        others = self._replay.compute_alternatives(node, child, record.key.path, phase == Phase.BACKWARD)
+        return Recomputed(record, actual, found[0], others)
 
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""

@@ -115,6 +115,16 @@ class ReplayProvider:
             return None
         return found
 
+    def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
+        if self._replayer is None:
+            return []
+        self._load(node)
+        try:
+            return list(self._replayer.compute_alternatives(node, child, path, backward))
+        except Exception:  # as in compute
+            return []
+
     def describe_failures(self) -> list[str]:
         """Why calls could not be replayed although the reference's code was given."""
         if not self.is_given:

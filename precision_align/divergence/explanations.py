@@ -7,7 +7,7 @@ answer too: an empty list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,8 +30,11 @@ CONFINED = 0.98
 Hypothesis = tuple[str, str, Array]
 
 
-def explain(actual: Array, golden: Array, dtype: str) -> list[Explanation]:
-    """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape)."""
+def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hypothesis] = ()) -> list[Explanation]:
+    """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape).
+
+    ``alternatives``: what the reference's code gives under other forms of its operators, with name and text.
+    """
     if actual.shape != golden.shape or actual.size < 2 or actual.dtype.kind != "f":
         return []
     with np.errstate(all="ignore"):
@@ -45,6 +48,11 @@ def explain(actual: Array, golden: Array, dtype: str) -> list[Explanation]:
             for make in _HYPOTHESES
             for name, text, value in make(ours, theirs, dtype)
             if bool(np.isfinite(value).all())
+        ]
+        found += [
+            Explanation(name, text, _norm(actual - value, finite) / error)
+            for name, text, value in alternatives
+            if value.shape == actual.shape
         ]
         found += _explain_place(actual, golden, finite)
         found += [item for look in _SIGNATURES for item in look(actual, golden, dtype)]

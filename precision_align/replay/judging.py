@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
@@ -14,6 +14,7 @@ from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
+from precision_align.replay.alternatives import list_alternatives
 from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.lifting import LOW_PRECISIONS
@@ -147,6 +148,17 @@ class Replayer:
         if native is None or golden is None:
             raise NotReplayable("the reference's code has no such result")
         return to_array(golden), to_array(native)
+
+    def compute_alternatives(
+        self, node: Recorded, child: int, path: str, backward: bool
+    ) -> Iterator[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under other forms of its operators. Raises NotReplayable."""
+        plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
+        for name, text, form in list_alternatives():
+            style = Style(golden=True, gradients=backward, arithmetic=form)
+            value = pick(self.rerun(node, style, plan, backward), child, path)
+            if value is not None and form.count:
+                yield name, text, to_array(value)
 
     def rerun(self, node: Recorded, style: Style, plan: Optional[Execution], backward: bool) -> Execution:
         """One more execution in another style."""

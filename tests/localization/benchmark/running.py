@@ -14,15 +14,14 @@ from localization_benchmark import Bug, Setup, train_step
 from precision_align.devices.arithmetic import emulate
 from precision_align.devices.profiles import Profile
 
-# Sums of products in pieces of 8 from the end, other sums in blocks of 16, exp by a polynomial: float32 accumulation
-# kept, nothing bit-equal.
+# Sums of products in pieces of 8 from the end, other sums in blocks of 16: float32 accumulation kept, nothing
+# bit-equal. (The profile's polynomial exp is off by 60 roundoffs: no conforming build, and found as such.)
 REORDERED = Profile(
     name="reordered",
     k_block=8,
     k_order="reversed",
     reduction="blocks",
     reduction_block=16,
-    exponential="polynomial",
 )
 
 

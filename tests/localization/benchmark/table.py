@@ -53,8 +53,8 @@ def _describe(lines: Sequence[Line], seconds: float) -> str:
         f"`python tests/localization/benchmark --write`, commit {commit}, {datetime.date.today()}, torch "
         f"{torch.__version__}, {platform.machine()}: {len(names)} injected bugs and {len(quiet)} benign variations, "
         f"seeds {seeds}, {len(lines)} runs, {spent:.0f} s of CPU time in compare. Every candidate computes in "
-        "re-ordered arithmetic (products in pieces of 8 from the end, other sums in blocks of 16, exp by a "
-        "polynomial), so nothing is bit-equal. *exact*: scope, phase, site and call of the first divergence are "
+        "re-ordered arithmetic (products in pieces of 8 from the end, other sums in blocks of 16), so "
+        "nothing is bit-equal. *exact*: scope, phase, site and call of the first divergence are "
         "those of the bug; *near*: its caller, child or neighbour; *invisible*: a miss whose reason "
         "is known and printed below."
     )
