@@ -40,8 +40,8 @@ def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hyp
     with np.errstate(all="ignore"):
         finite = np.isfinite(actual) & np.isfinite(golden)
         error = _norm(actual - golden, finite)
-        if error == 0:
-            return []
+        if error == 0:  # only what is not finite differs, if anything
+            return list(_see_overflow(actual, golden, dtype))
         ours, theirs = (np.where(finite, values, 0.0) for values in (actual, golden))
         found = [
             Explanation(name, text, _norm(actual - value, finite) / error)
