@@ -203,7 +203,11 @@ class BackwardJudge:
         return make_row(record, self._blame(node.children[child], -1), Status.FAIL, "replay", note=note)
 
     def _is_all_callers(self, node: Node, child: int, record: TensorRecord) -> bool:
-        """The whole gradient is what the caller's code alone sends back, by replay."""
+        """The whole gradient is what the caller's code alone sends back, by replay, though the call's others got theirs."""
+        called = node.children[child]
+        twin = self._alignment.pairs.get(called)
+        if twin is None or _list_outputs(twin) != _list_outputs(called):
+            return False
         found = self._replay.compute(node, child, record.key.path, True)
         try:
             actual = self._alignment.candidate.dump.values(record.key).astype("float64")
@@ -263,6 +267,11 @@ class BackwardJudge:
     def _blame(self, node: Node, child: int) -> Blame:
         site = Site.MODULE if child < 0 and node.call.leaf else Site.INLINE
         return blame_call(node.call, node.scope, node.number, site, Phase.BACKWARD)
+
+
+def _list_outputs(node: Node) -> set[str]:
+    """The outputs of a call to which a gradient came back."""
+    return {path for path in node.gradients if path.partition(".")[0] == "output"}
 
 
 def read_loss_scales(side: Side) -> dict[int, float]:

@@ -148,7 +148,7 @@ def _judge_real(
         kept_native = np.where(np.isfinite(native), native, golden)
         places = np.flatnonzero(keep)
         work = _Work(actual[keep], golden[keep], kept_native[keep], size[keep], bound[keep], places, dtype.roundoff)
-        groups = _find_group_bias(actual, golden, native, bound, limits, dtype) if work.low and keep.all() else 0.0
+        groups = _find_group_bias(actual, golden, native, bound, limits) if work.low and keep.all() else 0.0
         found = _judge_finite(work, scale, dtype, limits, groups)
         return found if pattern is None or found.status == Status.FAIL else pattern
 
@@ -293,7 +293,7 @@ def _measure_shift(work: _Work, difference: Array, limits: Limits) -> tuple[floa
     return gain, max(significant, default=0.0)
 
 
-def _find_group_bias(actual: Array, golden: Array, native: Array, bound: Array, limits: Limits, dtype: Dtype) -> float:
+def _find_group_bias(actual: Array, golden: Array, native: Array, bound: Array, limits: Limits) -> float:
     """Coherent shift of whole rows or columns (last axis), in units of T: RMS of group means beyond chance.
 
     Against the native replay, as in :func:`_find_bias`: no fault where the native is further from the golden.
@@ -301,9 +301,6 @@ def _find_group_bias(actual: Array, golden: Array, native: Array, bound: Array, 
     if actual.ndim < 2 or actual.size < limits.minimum_group:
         return 0.0
     worst = _measure_groups((actual - native) * np.sign(golden) / bound, limits)
-    once = round_once(golden, dtype)
-    if worst > limits.group_warn and once is not None:
-        worst = min(worst, _measure_groups((actual - once) * np.sign(golden) / bound, limits))
     if worst > limits.group_warn and _is_nearer(actual, native, golden, bound):
         own, true = (_measure_groups((side - golden) * np.sign(golden) / bound, limits) for side in (native, actual))
         if true <= own:

@@ -56,7 +56,7 @@ class FusedAttention(Attention):
         k = self.rope(self.k(x).view(b, t, 2, -1).transpose(1, 2), start)
         v = self.v(x).view(b, t, 2, -1).transpose(1, 2)
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-        y = functional.scaled_dot_product_attention(q, k, self.drop(v), attn_mask=self.mask(keep))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(keep))
         return self.o(y.transpose(1, 2).reshape(x.shape))
 
 
