@@ -203,7 +203,7 @@ class BackwardJudge:
         return make_row(record, self._blame(node.children[child], -1), Status.FAIL, "replay", note=note)
 
     def _is_all_callers(self, node: Node, child: int, record: TensorRecord) -> bool:
-        """The whole gradient is what the caller's code alone sends back, by replay, though the call's others got theirs."""
+        """The caller's code alone sends back the whole gradient, by replay, and the call's other outputs got theirs."""
         called = node.children[child]
         twin = self._alignment.pairs.get(called)
         if twin is None or _list_outputs(twin) != _list_outputs(called):
