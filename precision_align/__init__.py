@@ -38,7 +38,7 @@ _EXPORTS = {
     "run_cases": "precision_align.library.runner",
     "CaseReport": "precision_align.library.runner",
     "compare_losses": "precision_align.training.curves",
-    "LossReport": "precision_align.training.curves",
+    "LossReport": "precision_align.training.losses",
     "PrecisionAlignError": "precision_align.core.errors",
 }
 

@@ -9,11 +9,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0
 
 step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
 
-step "chromium"
-if ! command -v chromium >/dev/null; then
+step "chromium, C compiler"
+missing=
+command -v chromium >/dev/null || missing="chromium"
+command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+if [ -n "$missing" ]; then
   if [ "$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi
   $SUDO apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $SUDO apt-get install -y -qq chromium >/dev/null
+  DEBIAN_FRONTEND=noninteractive $SUDO apt-get install -y -qq $missing >/dev/null
 fi
 
 step "python packages"
@@ -29,13 +32,18 @@ mypy
 lint-imports --no-cache >/dev/null || lint-imports --no-cache
 vermin --no-tips --quiet --target=3.9- --violations \
   precision_align/core precision_align/numerics precision_align/storage precision_align/devices precision_align/replay \
-  precision_align/recording precision_align/cli/capture.py precision_align/cli/doctor.py precision_align/cli/case.py
+  precision_align/recording precision_align/doctor precision_align/testing precision_align/pytest_plugin.py \
+  precision_align/library/{evidence,goldens,values,runner}.py \
+  precision_align/cli/{capture,doctor,case,golden}.py
 
 step "samples of the benchmarks"
 python tests/benchmarks/startup.py 2
-for sample in tests/benchmarks/diff.py tests/benchmarks/store.py; do
-  [ ! -f "$sample" ] || python "$sample" --quick
+for sample in diff store scan simulated_device; do
+  python "tests/benchmarks/$sample.py" --quick
 done
+
+step "torch_npu over a stub of CANN"
+python tests/npu/run.py
 
 step "tests"
 pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --durations=10 "$@"

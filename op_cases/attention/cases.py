@@ -12,10 +12,10 @@ from typing import Any, Optional
 
 import torch
 
-from precision_align.core.errors import Unavailable
 from precision_align.library.cases import OpCase, Operator
-from precision_align.library.folders import load_golden
+from precision_align.library.formulas import Formula, load_torch_npu
 
+FORMULA = Formula("attention")
 Tensor = torch.Tensor
 Mask = Optional[Tensor]
 Scale = Optional[float]
@@ -245,10 +245,6 @@ def call_torch_npu(
 
     Added (floating) masks have no place in it; they stay with PyTorch's operator, as torch_npu itself does.
     """
-    try:
-        import torch_npu
-    except ImportError as error:
-        raise Unavailable("the replacement torch_npu needs torch_npu and an Ascend device: name another one") from error
     if mask is not None and mask.dtype != torch.bool:
         return call_torch(query, key, value, mask=mask, causal=causal, scale=scale)
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -260,7 +256,7 @@ def call_torch_npu(
         sparse_mode = 2 if causal == "top-left" else 3
         # the compressed causal mask of sparse modes 2 to 4 is this fixed size, whatever the sequence
         hidden = torch.ones(2048, 2048, dtype=torch.bool, device=query.device).triu(1)
-    result: Tensor = torch_npu.npu_fusion_attention(
+    result: Tensor = load_torch_npu().npu_fusion_attention(
         query.contiguous(), key.contiguous(), value.contiguous(), query.shape[1], "BNSD",
         atten_mask=hidden, scale=factor, keep_prob=1.0, sparse_mode=sparse_mode,
     )[0]  # fmt: skip
@@ -392,7 +388,28 @@ OPERATOR = Operator(
     "attention",
     CASES,
     natives=[partial(compose, rounded=False), partial(compose, rounded=True), compute_blockwise],
-    golden=load_golden("attention"),
+    golden=FORMULA.golden,
     replacements={"torch": call_torch, "torch_npu": call_torch_npu},
     preferred={"npu": "torch_npu"},
-)
+    wrong={
+        "scale ignored": FORMULA.set(scale=1.0),
+        "scale always 1 / sqrt(D)": FORMULA.set(scale=None),
+        "causal ignored": FORMULA.set(causal="none"),
+        "top-left always": FORMULA.edit('keys - queries if causal == "bottom-right" else 0', "0"),
+        "bottom-right always": FORMULA.edit('keys - queries if causal == "bottom-right" else 0', "keys - queries"),
+        "diagonal hidden": FORMULA.edit("torch.arange(keys)[None, :] <= torch", "torch.arange(keys)[None, :] < torch"),
+        "mask ignored": FORMULA.set(mask=None),
+        "polarity of the mask": FORMULA.edit("visible = visible & mask\n", "visible = visible & ~mask\n"),
+        "bias before the scale": FORMULA.edit("scores + mask.double()", "scores + factor * mask.double()"),
+        "mask in float16": FORMULA.edit("scores + mask.double()", "(scores.half() + mask.half()).float()"),
+        "empty rows are the mean": FORMULA.edit("masked_fill(~visible, 0.0) @ value", "masked_fill(seen & ~visible, 0.0) @ value"),
+        "head h % key heads": FORMULA.edit("key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)", "key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)"),
+        "maximum not subtracted": FORMULA.edit("scores - scores.detach().amax(dim=-1, keepdim=True)", "scores"),
+        "weights in bfloat16 summed one by one": FORMULA.edit("powers.sum(dim=-1, keepdim=True)", "powers.bfloat16().cumsum(-1)[..., -1:].float()"),
+        "maximum of the first 512": FORMULA.edit("scores.detach().amax(", "scores.detach()[..., :512].amax(", "torch.exp(scores", "torch.exp(scores * 1.0", "return powers /", "return (powers * (torch.arange(scores.shape[-1]) < 512)) /"),
+        "head size cut to 16": FORMULA.change(query=lambda q: torch.cat([q[..., : max(q.shape[-1] // 16 * 16, 1)], 0 * q[..., max(q.shape[-1] // 16 * 16, 1) :]], -1)),
+        "keys beyond a tile of 64 lost": FORMULA.edit("masked_fill(~visible, 0.0) @ value", "masked_fill(~visible | (torch.arange(visible.shape[-1]) >= max(visible.shape[-1] // 64 * 64, min(visible.shape[-1], 64))), 0.0) @ value"),
+        "values in float16": FORMULA.change(value=lambda v: torch.where(v.abs() < 2**-14, 0.0, v).to(v.dtype)),
+        "keys without gradient": FORMULA.edit("key.transpose(-1, -2)", "key.detach().transpose(-1, -2)"),
+    },
+)  # fmt: skip

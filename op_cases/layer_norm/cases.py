@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from precision_align.library.cases import OpCase, Operator
-from precision_align.library.folders import load_golden
+from precision_align.library.formulas import Formula
 
+FORMULA = Formula("layer_norm")
 Inputs = dict[str, Any]
 ALL = ("x", "weight", "bias")
 
@@ -194,7 +195,23 @@ OPERATOR = Operator(
     "layer_norm",
     CASES,
     natives=[partial(compose, rounded=False), partial(compose, rounded=True)],
-    golden=load_golden("layer_norm"),
+    golden=FORMULA.golden,
     replacements={"torch": call_torch, "torch_float32": call_torch_float32},
     preferred={"cpu": "torch_float32", "simulated": "torch_float32"},
-)
+    wrong={
+        "eps 1e-6 always": FORMULA.set(eps=1e-6),
+        "eps ignored": FORMULA.set(eps=0.0),
+        "eps outside the root": FORMULA.edit("torch.sqrt(centred.square().mean(dim=over, keepdim=True) + eps)", "(torch.sqrt(centred.square().mean(dim=over, keepdim=True)) + eps)"),
+        "mean not subtracted": FORMULA.edit("x - x.mean(dim=over, keepdim=True)", "x + 0"),
+        "sum for mean": FORMULA.edit("centred.square().mean(", "centred.square().sum("),
+        "last dimension always": FORMULA.edit("tuple(range(-dims, 0))", "(-1,)"),
+        "weight ignored": FORMULA.set(weight=None),
+        "bias ignored": FORMULA.set(bias=None),
+        "bias before the weight": FORMULA.edit("y + bias.double()", "y + bias.double() * (1 if weight is None else weight.double())"),
+        "squares in float16": FORMULA.edit("centred.square()", "centred.half().square().float()"),
+        "one-pass variance": FORMULA.edit("centred.square().mean(dim=over, keepdim=True)", "(x.square().mean(dim=over, keepdim=True) - x.mean(dim=over, keepdim=True).square()).clamp(min=0)"),
+        "variance of whole tiles of 16": FORMULA.edit("centred.square()", "centred[..., : max(x.shape[-1] // 16 * 16, 1)].square()"),
+        "variance without gradient": FORMULA.edit("centred.square()", "centred.detach().square()"),
+        "weight without gradient": FORMULA.edit("weight.double()", "weight.double().detach()"),
+    },
+)  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from precision_align.core.errors import Unavailable
 from precision_align.library.cases import OpCase, Operator
-from precision_align.library.folders import load_golden
+from precision_align.library.formulas import Formula, load_torch_npu
 
+FORMULA = Formula("rms_norm")
 Inputs = dict[str, Any]
 
 
@@ -84,10 +84,11 @@ def call_torch(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, offset: float = 0.0
 ) -> torch.Tensor:
     """torch.nn.functional.rms_norm in float32 and back (what CUDA autocast does); the formula before PyTorch 2.4."""
-    scale = None if weight is None else weight.float() + offset
+    wide = x if x.dtype == torch.float64 else x.float()
+    scale = None if weight is None else weight.to(wide.dtype) + offset
     if hasattr(torch.nn.functional, "rms_norm"):
-        return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], scale, eps).to(x.dtype)
-    y = x.float() * torch.rsqrt(x.float().pow(2).mean(dim=-1, keepdim=True) + eps)
+        return torch.nn.functional.rms_norm(wide, x.shape[-1:], scale, eps).to(x.dtype)
+    y = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
     return (y if scale is None else y * scale).to(x.dtype)
 
 
@@ -95,13 +96,9 @@ def call_torch_npu(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-6, offset: float = 0.0
 ) -> torch.Tensor:
     """torch_npu.npu_rms_norm(x, gamma, epsilon)[0]: needs a weight, in float32 or the dtype of ``x``."""
-    try:
-        import torch_npu
-    except ImportError as error:
-        raise Unavailable("the replacement torch_npu needs torch_npu and an Ascend device: name another one") from error
     gamma = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device) if weight is None else weight
     gamma = gamma if offset == 0.0 else gamma.float() + offset
-    result: torch.Tensor = torch_npu.npu_rms_norm(x.contiguous(), gamma.contiguous(), eps)[0]
+    result: torch.Tensor = load_torch_npu().npu_rms_norm(x.contiguous(), gamma.contiguous(), eps)[0]
     return result.to(x.dtype)
 
 
@@ -191,7 +188,24 @@ OPERATOR = Operator(
     "rms_norm",
     CASES,
     natives=[partial(compose, rounded=False), partial(compose, rounded=True)],
-    golden=load_golden("rms_norm"),
+    golden=FORMULA.golden,
     replacements={"torch": call_torch, "torch_npu": call_torch_npu},
     preferred={"npu": "torch_npu"},
-)
+    wrong={
+        "eps 1e-5 always": FORMULA.set(eps=1e-5),
+        "eps 1e-6 always": FORMULA.set(eps=1e-6),
+        "eps ignored": FORMULA.set(eps=0.0),
+        "eps outside the root": FORMULA.edit("torch.sqrt(x.square().mean(dim=-1, keepdim=True) + eps)", "(torch.sqrt(x.square().mean(dim=-1, keepdim=True)) + eps)"),
+        "root forgotten": FORMULA.edit("torch.sqrt(", "("),
+        "sum for mean": FORMULA.edit(".mean(", ".sum("),
+        "mean subtracted": FORMULA.edit("x = x.double()", "x = x.double() - x.double().mean(dim=-1, keepdim=True)"),
+        "weight ignored": FORMULA.set(weight=None),
+        "offset ignored": FORMULA.set(offset=0.0),
+        "offset always": FORMULA.set(offset=1.0),
+        "squares in float16": FORMULA.edit("x.square()", "x.half().square().float()"),
+        "running sum in bfloat16": FORMULA.edit("x.square().mean(dim=-1, keepdim=True)", "x.square().bfloat16().cumsum(-1)[..., -1:].float() / x.shape[-1]"),
+        "statistics of whole tiles of 16": FORMULA.edit("x.square()", "x[..., : max(x.shape[-1] // 16 * 16, 1)].square()"),
+        "statistic without gradient": FORMULA.edit("torch.sqrt(x.square()", "torch.sqrt(x.detach().square()"),
+        "weight without gradient": FORMULA.edit("weight.double()", "weight.double().detach()"),
+    },
+)  # fmt: skip

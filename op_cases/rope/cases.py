@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from precision_align.core.errors import Unavailable
 from precision_align.library.cases import OpCase, Operator
-from precision_align.library.folders import load_golden
+from precision_align.library.formulas import Formula, load_torch_npu
 
+FORMULA = Formula("rope")
 Inputs = dict[str, Any]
 TABLES = ("cos", "sin")
 
@@ -135,16 +135,12 @@ def call_torch_npu(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False, compact: bool = False
 ) -> torch.Tensor:
     """torch_npu.npu_rotary_mul: whole-width tables in the dtype of ``x``; what is not rotated is passed on here."""
-    try:
-        import torch_npu
-    except ImportError as error:
-        raise Unavailable("the replacement torch_npu needs torch_npu and an Ascend device: name another one") from error
     if compact:
         cos, sin = spread(cos, interleaved), spread(sin, interleaved)
     width = cos.shape[-1]
     tables = [table.to(x.dtype).reshape((1,) * (4 - table.dim()) + table.shape).contiguous() for table in (cos, sin)]
     mode = "interleave" if interleaved else "half"
-    y = torch_npu.npu_rotary_mul(x[..., :width].contiguous(), *tables, rotary_mode=mode)
+    y = load_torch_npu().npu_rotary_mul(x[..., :width].contiguous(), *tables, rotary_mode=mode)
     return torch.cat([y, x[..., width:]], dim=-1)
 
 
@@ -234,7 +230,21 @@ OPERATOR = Operator(
     "rope",
     CASES,
     natives=[partial(compose, rounded=False), partial(compose, rounded=True)],
-    golden=load_golden("rope"),
+    golden=FORMULA.golden,
     replacements={"torch": call_torch, "torch_npu": call_torch_npu},
     preferred={"npu": "torch_npu"},
-)
+    wrong={
+        "interleaved ignored": FORMULA.set(interleaved=False),
+        "interleaved always": FORMULA.set(interleaved=True),
+        "backwards": FORMULA.edit("turned * cos + rotate(turned, interleaved) * sin", "turned * cos - rotate(turned, interleaved) * sin"),
+        "sine and cosine swapped": FORMULA.edit("turned * cos + rotate(turned, interleaved) * sin", "turned * sin + rotate(turned, interleaved) * cos"),
+        "minus forgotten, halves": FORMULA.edit("[-x[..., half:], x[..., :half]]", "[x[..., half:], x[..., :half]]"),
+        "minus forgotten, pairs": FORMULA.edit("[-x[..., 1::2], x[..., 0::2]]", "[x[..., 1::2], x[..., 0::2]]"),
+        "rest dropped to zero": FORMULA.edit("* sin, rest]", "* sin, 0 * rest]"),
+        "rest turned": FORMULA.edit("* sin, rest]", "* sin, -rest]"),
+        "table repeated the other way": FORMULA.edit("if interleaved else torch.cat([table, table], dim=-1)", "if not interleaved else torch.cat([table, table], dim=-1)"),
+        "table in bfloat16": FORMULA.change(cos=lambda t: t.bfloat16().to(t.dtype)),
+        "positions one off": FORMULA.change(cos=lambda t: t.roll(1, -2) if t.dim() > 1 else t, sin=lambda t: t.roll(1, -2) if t.dim() > 1 else t),
+        "sine without gradient": FORMULA.edit("rotate(turned, interleaved) * sin", "rotate(turned.detach(), interleaved) * sin"),
+    },
+)  # fmt: skip

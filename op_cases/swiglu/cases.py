@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from precision_align.core.errors import Unavailable
 from precision_align.library.cases import OpCase, Operator
-from precision_align.library.folders import load_golden
+from precision_align.library.formulas import Formula, load_torch_npu
 
+FORMULA = Formula("swiglu")
 Inputs = dict[str, Any]
 
 
@@ -70,16 +70,12 @@ def call_torch(x: torch.Tensor, *, dim: int = -1, gate_first: bool = True) -> to
 
 def call_torch_npu(x: torch.Tensor, *, dim: int = -1, gate_first: bool = True) -> torch.Tensor:
     """torch_npu.npu_swiglu(x, dim): gate first, contiguous, not empty; the rest is arranged here."""
-    try:
-        import torch_npu
-    except ImportError as error:
-        raise Unavailable("the replacement torch_npu needs torch_npu and an Ascend device: name another one") from error
     if x.shape[dim] % 2:
         raise ValueError(f"dimension {dim} has the odd size {x.shape[dim]}")
     if x.numel() == 0:
         return call_torch(x, dim=dim, gate_first=gate_first)
     packed = x if gate_first else torch.cat(tuple(reversed(x.chunk(2, dim=dim))), dim=dim)
-    result: torch.Tensor = torch_npu.npu_swiglu(packed.contiguous(), dim=dim)
+    result: torch.Tensor = load_torch_npu().npu_swiglu(packed.contiguous(), dim=dim)
     return result
 
 
@@ -160,7 +156,21 @@ OPERATOR = Operator(
     "swiglu",
     CASES,
     natives=[partial(compose, rounded=False), partial(compose, rounded=True)],
-    golden=load_golden("swiglu"),
+    golden=FORMULA.golden,
     replacements={"torch": call_torch, "torch_npu": call_torch_npu},
     preferred={"npu": "torch_npu"},
-)
+    wrong={
+        "gate and up swapped": FORMULA.edit("(first, second) if gate_first", "(second, first) if gate_first", "else (second, first)", "else (first, second)"),
+        "gate_first ignored": FORMULA.set(gate_first=True),
+        "last axis always": FORMULA.set(dim=-1),
+        "sigmoid for silu": FORMULA.edit("gate * torch.sigmoid(gate) * up", "torch.sigmoid(gate) * up"),
+        "gelu for silu": FORMULA.edit("gate * torch.sigmoid(gate) * up", "torch.nn.functional.gelu(gate) * up"),
+        "hard sigmoid": FORMULA.edit("torch.sigmoid(gate)", "torch.nn.functional.hardsigmoid(gate)"),
+        "exp overflows": FORMULA.edit("torch.sigmoid(gate)", "(torch.exp(gate) / (1 + torch.exp(gate)))"),
+        "gate in bfloat16": FORMULA.edit("torch.sigmoid(gate)", "torch.sigmoid(gate).bfloat16().float()"),
+        "odd size cut": FORMULA.edit("if size % 2:", "if False:", "torch.chunk(x.double(), 2, dim=dim)", "x.double().narrow(dim, 0, size // 2 * 2).chunk(2, dim)"),
+        "interleaved halves": FORMULA.edit("torch.chunk(x.double(), 2, dim=dim)", "(x.double().unflatten(dim, (-1, 2)).movedim(-1 if dim < 0 else dim + 1, 0))"),
+        "gate without gradient": FORMULA.edit("torch.sigmoid(gate)", "torch.sigmoid(gate.detach())"),
+        "up without gradient": FORMULA.edit("torch.sigmoid(gate) * up", "torch.sigmoid(gate) * up.detach()"),
+    },
+)  # fmt: skip

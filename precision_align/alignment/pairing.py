@@ -6,7 +6,7 @@ shifts nothing. Calls of one module within a micro-batch likewise: equal input f
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 
@@ -24,8 +24,7 @@ class Alignment:
         self.notes: list[str] = []
         if reference is not None:
             self._pair_units(reference)
-            for unit, partner in self.units.items():
-                self._pair_calls(reference, unit, partner)
+            self._pair_calls(reference)
 
     def _pair_units(self, reference: Side) -> None:
         for rank in sorted({unit.rank for unit in self.candidate.units}):
@@ -68,12 +67,13 @@ class Alignment:
                 + (f", micro-batch m matches m{micros:+d}" if micros else "")
             )
 
-    def _pair_calls(self, reference: Side, unit: Unit, partner: Unit) -> None:
-        for (at, scope), nodes in self.candidate.by_scope.items():
-            if at != unit:
-                continue
-            others = reference.by_scope.get((partner, scope), [])
-            self.pairs.update(self._pair_scope(scope, nodes, others))
+    def _pair_calls(self, reference: Side) -> None:
+        groups: dict[Unit, list[tuple[str, list[Node]]]] = defaultdict(list)
+        for (unit, scope), nodes in self.candidate.by_scope.items():
+            groups[unit].append((scope, nodes))
+        for unit, partner in self.units.items():
+            for scope, nodes in groups[unit]:
+                self.pairs.update(self._pair_scope(scope, nodes, reference.by_scope.get((partner, scope), [])))
 
     def _pair_scope(self, scope: str, nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, Node]:
         if len(nodes) == len(others):
@@ -126,14 +126,18 @@ def fill_gaps(anchors: Sequence[tuple[int, int]], left: int, right: int) -> list
 def pair_equal_counts(nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, Node]:
     """By content where both sides have the same inputs in another order, the rest by number."""
     pairs = {node: other for node, other in zip(nodes, others) if node.fingerprint == other.fingerprint}
-    free: dict[object, list[Node]] = defaultdict(list)
+    if len(pairs) == len(nodes):
+        return pairs
+    taken = set(pairs.values())
+    free: dict[object, deque[Node]] = defaultdict(deque)
     for other in others:
-        if other not in set(pairs.values()):
+        if other not in taken:
             free[other.fingerprint].append(other)
     for node in nodes:
         if node not in pairs and node.fingerprint and free[node.fingerprint]:
-            pairs[node] = free[node.fingerprint].pop(0)
+            pairs[node] = free[node.fingerprint].popleft()
+    taken = set(pairs.values())
     left = [node for node in nodes if node not in pairs]
-    right = [other for other in others if other not in set(pairs.values())]
+    right = [other for other in others if other not in taken]
     pairs.update(zip(left, right))
     return pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.storage.base import Dump
 
 Place = tuple[Phase, Role, str]
+Owner = tuple[str, str]  # aligned scope, local name
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,20 @@ class Side:
             if call.scope.startswith(OPTIMIZER_SCOPE):
                 self.steps[call.rank, call.step].append(call)
         self._by_call: dict[tuple[int, int, int, str, int, Pass], dict[Place, TensorRecord]] = defaultdict(dict)
-        self.state: dict[tuple[int, int], dict[tuple[str, Role, Phase, str], TensorRecord]] = defaultdict(dict)
-        self._updates: dict[tuple[int, int], list[tuple[tuple[str, str], TensorRecord]]] = defaultdict(list)
+        self._state: dict[tuple[int, int, Role, Phase], dict[Owner, TensorRecord]] = defaultdict(dict)
+        self._owned: dict[tuple[int, int, Role, Phase, str], dict[Owner, TensorRecord]] = defaultdict(dict)
+        self._updates: dict[tuple[int, int], list[tuple[Owner, TensorRecord]]] = defaultdict(list)
         owned = [record for record in dump.records if not self._file_call(record)]
         scopes = [*dump.info.modules, *(call.scope for call in self.calls)]
         self.names = align_names(scopes, dump.info.modules, self._find_working())
         for record in owned:
             self._file_state(record)
+        for updates in self._updates.values():
+            updates.sort(key=lambda update: update[1].order)
         self.nodes = self._link()
+        self._by_step: dict[tuple[int, int], list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            self._by_step[node.unit.rank, node.unit.step].append(node)
         self.units: list[Unit] = list(dict.fromkeys(node.unit for node in self.nodes))
         self.roots: dict[Unit, list[Node]] = defaultdict(list)
         self.by_scope: dict[tuple[Unit, str], list[Node]] = defaultdict(list)
@@ -105,7 +113,9 @@ class Side:
         if key.source in (Source.PARAMETERS, Source.OPTIMIZER):
             scope = self.names.get(key.scope, key.scope)
             owner = scope if scope is not None else key.scope
-            self.state[key.rank, key.step].setdefault((owner, key.role, key.phase, key.path), record)
+            place = (key.rank, key.step, key.role, key.phase)
+            self._state[place].setdefault((owner, key.path), record)
+            self._owned[(*place, owner)].setdefault((owner, key.path), record)
             if (key.role, key.phase) == (Role.PARAMETER, Phase.STEP):
                 self._updates[key.rank, key.step].append(((owner, key.path), record))
 
@@ -165,25 +175,28 @@ class Side:
 
     def count_updates(self, rank: int, step: int, before: int) -> int:
         """How many parameters optimizers had updated in a step before a sequence number: 0 means as at its start."""
-        return sum(record.order < before for _, record in self._updates.get((rank, step), ()))
+        return bisect_left(self._updates.get((rank, step), ()), before, key=lambda update: update[1].order)
 
-    def parameters_at(self, rank: int, step: int, before: int) -> dict[tuple[str, str], TensorRecord]:
+    def parameters_at(self, rank: int, step: int, before: int) -> dict[Owner, TensorRecord]:
         """(aligned owner scope, name) -> parameter as it stood at a sequence number within a step.
 
         Where several optimizers step in one training step, later calls see what earlier ones left.
         """
-        found = self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD)
-        for owner, record in sorted(self._updates.get((rank, step), ()), key=lambda update: update[1].order):
-            if record.order < before:
-                found[owner] = record
+        found = dict(self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD))
+        found.update(self._updates.get((rank, step), [])[: self.count_updates(rank, step, before)])
         return found
 
-    def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> dict[tuple[str, str], TensorRecord]:
+    def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> Mapping[Owner, TensorRecord]:
         """(aligned owner scope, name) -> record of parameters, buffers, gradients or optimizer state at a step."""
-        found = self.state.get((rank, step), {})
-        return {
-            (scope, path): record for (scope, at, when, path), record in found.items() if (at, when) == (role, phase)
-        }
+        return self._state.get((rank, step, role, phase), {})
+
+    def select_owned(self, rank: int, step: int, role: Role, phase: Phase, scope: str) -> Mapping[Owner, TensorRecord]:
+        """The part of :meth:`select_state` that belongs to one aligned scope."""
+        return self._owned.get((rank, step, role, phase, scope), {})
+
+    def select_nodes(self, rank: int, step: int) -> Sequence[Node]:
+        """The calls of one step, in exit order."""
+        return self._by_step.get((rank, step), ())
 
 
 def collect_fingerprints(nodes: Iterable[Node]) -> tuple[object, ...]:

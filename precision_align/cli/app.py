@@ -19,7 +19,26 @@ from precision_align.cli.parsers import PROGRAM, build_verb_parser, suggest
 from precision_align.core.errors import PrecisionAlignError, UsageError
 from precision_align.reporting.languages import LANGUAGES, detect_language, say
 
-VERBS = ("demo", "capture", "show", "compare", "certify", "loss", "case", "map", "doctor", "report")
+VERBS = (
+    "demo",
+    "capture",
+    "show",
+    "compare",
+    "certify",
+    "loss",
+    "health",
+    "checkpoint",
+    "image",
+    "quant",
+    "baseline",
+    "reduce",
+    "case",
+    "golden",
+    "map",
+    "scan",
+    "doctor",
+    "report",
+)
 
 HELP_WIDTH = 80
 CRASHED = 3

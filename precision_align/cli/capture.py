@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOGUE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"{PROGRAM} capture -o DUMP [options] -- script.py [arguments]"
-    parser.add_argument("-o", "--output", metavar="DUMP", required=True, help="the folder to write")
+    parser.add_argument("-o", "--output", metavar="DUMP", help="the folder to write; --dry-run needs none")
     parser.add_argument("--steps", metavar="LIST", help='which steps, such as "3,10-12" (default: all)')
     parser.add_argument(
         "--payload",
@@ -148,6 +148,9 @@ def read_options(arguments: argparse.Namespace) -> Any:
 
     if arguments.plan and arguments.select:
         raise UsageError("--plan says which modules to record: leave --select out")
+    if arguments.output is None and not arguments.dry_run:
+        raise UsageError("-o DUMP names the folder to write")
+    arguments.output = arguments.output or "."
     payload = read_payload(arguments.payload)
     return LaunchOptions(
         path=arguments.output,

@@ -14,6 +14,7 @@ from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
 
 if TYPE_CHECKING:
+    from precision_align.comparison.journals import Journal
     from precision_align.reporting.report import Report
 
 SUMMARY = "find the first place where two runs really part"
@@ -73,9 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
     reference, candidate = split_sides(arguments.dumps, arguments.replay)
     _check_outputs(arguments.output)
-    report = _compare(reference, candidate, arguments)
-    for path in arguments.output:
-        print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
+    report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
     status = find_status(report, arguments.min_coverage)
     if status == NOT_COMPARABLE and report.verdict == Verdict.ALIGNED:
@@ -107,12 +106,39 @@ def find_status(report: Report, minimum: float) -> int:
     return NOT_COMPARABLE
 
 
-def _compare(reference: str | None, candidate: str, arguments: argparse.Namespace) -> Report:
+def _compare_and_save(reference: str | None, candidate: str, arguments: argparse.Namespace) -> Report:
+    """The report, saved; an interrupted comparison leaves a journal beside the first output, and goes on from it."""
+    from precision_align.comparison.journals import Journal
+
+    replay = None if arguments.replay is None else load_factory(arguments.replay)
+    if not arguments.output:
+        return _compare(reference, candidate, arguments, replay, Journal())
+    from precision_align.workflows.resuming import open_journal
+
+    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    with open_journal(arguments.output[0], reference, candidate, **sides) as journal:
+        if journal.num_known:
+            print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
+        try:
+            report = _compare(reference, candidate, arguments, replay, journal)
+        except KeyboardInterrupt:
+            journal.flush()
+            if journal.is_kept:
+                print_log(say(arguments.lang, "cli.kept", path=journal.path))
+            raise
+        for path in arguments.output:
+            print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
+        journal.remove()
+    return report
+
+
+def _compare(
+    reference: str | None, candidate: str, arguments: argparse.Namespace, replay: Any, journal: Journal
+) -> Report:
     from precision_align.cli.progress import Progress
     from precision_align.workflows.comparing import compare
 
-    replay = None if arguments.replay is None else load_factory(arguments.replay)
-    with Progress("judging") as progress:
+    with Progress("reading") as reading, Progress("judging") as progress:
         return compare(
             reference,
             candidate,
@@ -121,6 +147,8 @@ def _compare(reference: str | None, candidate: str, arguments: argparse.Namespac
             library=arguments.library,
             naming=arguments.naming,
             progress=progress,
+            reading=reading,
+            journal=journal,
         )
 
 

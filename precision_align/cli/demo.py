@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fault",
         metavar="SPEC",
-        help="break this instead of the RoPE replacement: KIND@MODULE[:OP[:PHASE]][:KEY=VALUE], for example "
+        help="break this instead of the RoPE replacement: a named fault (dropped-mask, ...; list prints them, all puts "
+        "each into one step and says whether it is found), or KIND@MODULE[:OP[:PHASE]][:KEY=VALUE], for example "
         "scale@blocks.1.mlp.down:mm:forward:value=1.01",
     )
 
@@ -47,6 +48,10 @@ def _count(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0: the fault was found and the repaired run is aligned; 1: one of the two was not so."""
+    if arguments.fault == "list":
+        return _list_faults(arguments.json)
+    if arguments.fault == "all":
+        return _run_drills(arguments.json)
     started = time.monotonic()
     outcome, files = _work(arguments)
     seconds = time.monotonic() - started
@@ -63,7 +68,7 @@ def _work(arguments: argparse.Namespace) -> tuple[Outcome, list[Path]]:
     from precision_align.demo.places import check_reports, prepare_folder
 
     files = [arguments.out / "report.html", arguments.out / "report.json"]
-    _check_fault(arguments.fault)
+    fault = _resolve_fault(arguments.fault)
     check_reports(files)
     prepare_folder(arguments.out / _RUNS)
     try:
@@ -76,7 +81,7 @@ def _work(arguments: argparse.Namespace) -> tuple[Outcome, list[Path]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        outcome = find_the_fault(arguments.out / _RUNS, arguments.steps, arguments.fault, stages.begin, stages.advance)
+        outcome = find_the_fault(arguments.out / _RUNS, arguments.steps, fault, stages.begin, stages.advance)
     finally:
         torch.set_num_threads(threads)
         stages.end()
@@ -85,11 +90,38 @@ def _work(arguments: argparse.Namespace) -> tuple[Outcome, list[Path]]:
     return outcome, files
 
 
-def _check_fault(fault: str | None) -> None:
-    if fault is not None:
-        from precision_align.devices.faults import parse_fault
+def _resolve_fault(fault: str | None) -> str | None:
+    if fault is None:
+        return None
+    from precision_align.demo.drills import resolve_fault
 
-        parse_fault(fault)
+    return resolve_fault(fault)
+
+
+def _list_faults(as_json: bool) -> int:
+    from precision_align.demo.drills import DRILLS
+
+    width = max(map(len, DRILLS))
+    if as_json:
+        print_json(dict(DRILLS))
+    else:
+        print_text("\n".join(f"{name:<{width}}  {fault}" for name, fault in DRILLS.items()))
+    return 0
+
+
+def _run_drills(as_json: bool) -> int:
+    """Exit status 0 where every fault was found at its module."""
+    try:
+        from precision_align.demo.drills import run_all
+    except ImportError as error:
+        raise Unavailable('the drills run a model and need torch: pip install "precision-align[torch]"') from error
+    drills = run_all(print_log if as_json else print_text)
+    found = sum(drill.found for drill in drills)
+    if as_json:
+        print_json([{"fault": str(one.fault), "way": one.way, "found": one.found} for one in drills])
+    else:
+        print_text(f"{found} of {len(drills)} runs found the fault at its module")
+    return 0 if found == len(drills) else 1
 
 
 class _Stages:
@@ -123,11 +155,15 @@ class _Stages:
 
 def _show(outcome: Outcome, files: list[Path], seconds: float, language: str) -> None:
     from precision_align.demo.walkthrough import SIMULATED
+    from precision_align.reporting.losses import describe_losses
+    from precision_align.reporting.resultpages import render_page
 
     print_text(f"{SIMULATED}\n\n1. The loss curves\n")
     ascii_only = not can_draw(encoding_of(sys.stdout))
     print_text(outcome.losses.plot(measure_columns(), ascii_only=ascii_only) + "\n")
-    print_text(outcome.losses.describe() + "\n\n2. The first divergence\n")
+    print_text(
+        render_page(describe_losses(outcome.losses, language), measure_columns()) + "\n2. The first divergence\n"
+    )
     print_report(outcome.report, as_json=False, language=language)
     print_text("\n3. The blamed operator alone\n")
     print_text(_phrase_operator(outcome))

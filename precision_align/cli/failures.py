@@ -81,7 +81,19 @@ def recognize(error: BaseException) -> PrecisionAlignError | None:
     if is_full(error):
         place = getattr(error, "filename", None)
         return StorageFull(f"{os.fsdecode(place)}: no space left on device" if place else "no space left on device")
-    return find_missing_package(error)
+    return find_missing_package(error) or find_broken_backend(error)
+
+
+def find_broken_backend(error: BaseException) -> Unavailable | None:
+    """A torch that does not load because torch_npu, which it loads by itself, has no CANN; None for other errors."""
+    if not isinstance(error, RuntimeError) or "Failed to load the backend extension" not in str(error):
+        return None
+    causes = [str(one).strip().splitlines() for one in list(_list_causes(error))[1:]]
+    reason = next((f" ({lines[0]})" for lines in causes if lines), "")
+    return Unavailable(
+        f"torch does not load, as torch_npu, which it loads by itself, fails{reason}: source CANN's set_env.sh, or set "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without torch_npu"
+    )
 
 
 def find_missing_package(error: BaseException) -> Unavailable | None:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--export", metavar="DIR", help="write every stored tensor into a new folder")
     parser.add_argument(
         "--format",
-        choices=("h5", "npy", "safetensors", "pt"),
+        choices=("h5", "hdf5", "npy", "safetensors", "pt"),
         default="h5",
         help="of --export: one HDF5 file, one .npy a tensor, one safetensors file, or one .pt a tensor (default: h5)",
     )

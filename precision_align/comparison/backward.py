@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 
 from precision_align.alignment.pairing import Alignment
-from precision_align.alignment.side import Node, Side
+from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
@@ -70,14 +72,16 @@ class BackwardJudge:
             rows.append(row_from_raw(record, blame, gap, self._measure_sources(node, record.order), reason))
         return rows
 
-    def judge_lacking(self, nodes: list[Node]) -> list[RecordResult]:
+    def judge_lacking(self, nodes: Sequence[Node]) -> list[RecordResult]:
         """Activation gradients that the reference has and the candidate has not: the graph is cut somewhere.
 
         The latest such call of a micro-batch stands next to the cut; the gradients before it are lost with it.
         """
         rows: list[RecordResult] = []
-        for unit in dict.fromkeys(node.unit for node in nodes):
-            members = [node for node in nodes if node.unit == unit]
+        units: dict[Unit, list[Node]] = defaultdict(list)
+        for node in nodes:
+            units[node.unit].append(node)
+        for members in units.values():
             if any(node.call.error for node in members):
                 continue  # the run stopped in there: what is missing was never computed
             orders = [record.order for node in members for record in node.gradients.values()]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from precision_align.alignment.side import Side
+from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.raw import is_equal
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
 
-Owner = tuple[str, str]
 EDITED = "changed between the last optimizer step and this one, which the reference does not do"
 
 
@@ -50,10 +49,8 @@ def _judge_buffers(reference: Side, candidate: Side, rank: int, step: int, partn
 
 def _find_buffers(side: Side, rank: int, step: int) -> dict[Owner, TensorRecord]:
     """Buffers at the end of a step: as they stood at its start, or as the last call left them."""
-    found = side.select_state(rank, step, Role.BUFFER, Phase.FORWARD)
-    for node in side.nodes:
-        if (node.unit.rank, node.unit.step) != (rank, step):
-            continue
+    found = dict(side.select_state(rank, step, Role.BUFFER, Phase.FORWARD))
+    for node in side.select_nodes(rank, step):
         for path, record in node.buffers.items():
             moment, _, name = path.partition(".")
             if moment == "after" and (node.scope, name) in found:
@@ -99,8 +96,9 @@ def _judge_skipped(reference: Side, candidate: Side, rank: int, step: int, partn
     ever = any(place[0] == rank for place in candidate.steps)
     if stepped or not theirs or not ever:
         return []
-    ends = [node.call.exit for node in candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)]
-    if any(node.call.error for node in candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)):
+    nodes = candidate.select_nodes(rank, step)
+    ends = [node.call.exit for node in nodes]
+    if any(node.call.error for node in nodes):
         return []
     rows = []
     for number, (owner, record) in enumerate(theirs.items()):

@@ -7,7 +7,7 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
+from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
@@ -64,16 +65,24 @@ class Recomputed:
 class Engine:
     """Compares one candidate with a reference, or with the reference's code alone."""
 
-    def __init__(self, reference: Dump | None, candidate: Dump, *, replay: Any = None, rules: Rules | None = None):
+    def __init__(
+        self,
+        reference: Dump | None,
+        candidate: Dump,
+        *,
+        replay: Any = None,
+        rules: Rules | None = None,
+        journal: Journal | None = None,
+    ):
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
-        self._raw = RawComparer(reference, candidate)
+        self._raw = RawComparer(reference, candidate, journal)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
-        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay)
+        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
@@ -85,24 +94,23 @@ class Engine:
         self.operations = OperationJudge(self._alignment, self._raw)
 
     def run(self, progress: Progress | None = None) -> Comparison:
-        """Judge everything. ``progress`` is told (calls done, calls in all)."""
+        """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
         rows: list[RecordResult] = []
-        done, total = 0, len(self._candidate.nodes)
+        done, total = 0, 2 * len(self._candidate.nodes)
         seen: set[int] = set()
         for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
-            nodes = [node for node in self._candidate.nodes if (node.unit.rank, node.unit.step) == (rank, step)]
+            nodes = self._candidate.select_nodes(rank, step)
             partner = self._find_partner_step(nodes)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
             rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
-            for node in nodes:
-                rows += self._forward.judge(node)
-                done += 1
-                if progress is not None:
-                    progress(done, total)
+            for judge in (self._forward.judge, self._backward.judge):
+                for node in nodes:
+                    rows += judge(node)
+                    done += 1
+                    if progress is not None:
+                        progress(done, total)
             rows += self._recomputed.judge(rank, step)
-            for node in nodes:
-                rows += self._backward.judge(node)
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
@@ -154,7 +162,7 @@ class Engine:
         more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
         return [f"training flag differs from the reference's in {', '.join(unique[:3])}{more}"]
 
-    def _find_partner_step(self, nodes: list[Node]) -> int | None:
+    def _find_partner_step(self, nodes: Sequence[Node]) -> int | None:
         for node in nodes:
             partner = self._alignment.units.get(node.unit)
             if partner is not None:
@@ -164,13 +172,14 @@ class Engine:
     def _list_owned(self, node: Node) -> list[Pair]:
         """A node's own parameters with their partners."""
         unit, partner = node.unit, self._alignment.units.get(node.unit)
-        ours = self._candidate.select_state(unit.rank, unit.step, Role.PARAMETER, Phase.FORWARD)
+        kind = Role.PARAMETER, Phase.FORWARD
+        ours = self._candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
         theirs = (
-            self._reference.select_state(partner.rank, partner.step, Role.PARAMETER, Phase.FORWARD)
+            self._reference.select_owned(partner.rank, partner.step, *kind, node.scope)
             if self._reference is not None and partner is not None
             else {}
         )
-        return [(record, theirs.get(place)) for place, record in ours.items() if place[0] == node.scope]
+        return [(record, theirs.get(place)) for place, record in ours.items()]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
         notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
@@ -194,6 +203,12 @@ class Engine:
             notes.append(
                 f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "
                 "reference's code with replay= (--replay MODULE:FACTORY) for a float64 verdict"
+            )
+        sampled = sum("raw_sampled" in row.metrics for row in rows)
+        if sampled:
+            notes.append(
+                f"{sampled} record{'s were' if sampled > 1 else ' was'} compared by a sample of the elements: what a "
+                "sample shows stands beside each, and a fault in fewer elements may hide there"
             )
         lacking = sum(row.status == Status.MISSING for row in rows)
         if lacking:

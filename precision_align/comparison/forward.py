@@ -55,7 +55,7 @@ class ForwardJudge:
         targets = list(self._list_targets(node))
         if not targets:
             return []
-        lacking = self._judge_structure(node)
+        lacking = [*self._judge_structure(node), *self._judge_arguments(node)]
         if not lacking and self._sources_equal(node) and all(self._gap(target).equal for _, target in targets):
             return [
                 make_row(record, self._blame(node, child), Status.PASS, "hash", note="bit-equal, as are its inputs")
@@ -82,6 +82,25 @@ class ForwardJudge:
         note = f"the candidate {' and '.join(words)}: another structure of outputs than the reference's"
         status = Status.FAIL if lost else Status.WARN
         return [make_row(shown, self._blame(node, -1), status, "structure", note=note)]
+
+    def _judge_arguments(self, node: Node) -> list[RecordResult]:
+        """A row for every call to which this code gives fewer tensors than the reference's does (a mask that is None).
+
+        A warning: what comes of it is judged at the call's results. The same tensors by position on one side and by
+        name on the other are the same.
+        """
+        rows = []
+        for index, child in enumerate(node.children):
+            partner = self._alignment.pairs.get(child)
+            theirs = {} if partner is None else partner.inputs
+            lost = [path for path in theirs if path not in child.inputs]
+            more = [path for path in child.inputs if path not in theirs]
+            if len(lost) <= len(more) or not child.inputs:
+                continue
+            where, names = child.scope or "the model", ", ".join(map(repr, lost))
+            note = f"the candidate gives no tensor {names} to {where}, the reference does"
+            rows.append(make_row(theirs[lost[0]], self._blame(node, index), Status.WARN, "structure", note=note))
+        return rows
 
     def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
         for index, child in enumerate(node.children):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
 from precision_align.comparison.forward import ForwardJudge
@@ -18,7 +20,7 @@ GROWTH = 30.0
 
 
 def judge_inputs(
-    forward: ForwardJudge, raw: RawComparer, nodes: list[Node], alignment: Alignment
+    forward: ForwardJudge, raw: RawComparer, nodes: Sequence[Node], alignment: Alignment
 ) -> list[RecordResult]:
     """Rows for the inputs of the outermost calls of a step.
 
@@ -27,11 +29,11 @@ def judge_inputs(
     """
     rows = []
     roots = sorted((node for node in nodes if node.parent is None), key=lambda node: node.call.enter)
-    for number, root in enumerate(roots):
-        made = raw.find_largest(
-            (record, forward.find_partner(record)) for other in roots[:number] for record in other.outputs.values()
-        )
+    made = 0.0
+    for root in roots:
         rows += [_judge_input(root, path, forward, raw, made, alignment) for path in root.inputs]
+        came_out = ((record, forward.find_partner(record)) for record in root.outputs.values())
+        made = max(made, raw.find_largest(came_out))
     return rows
 
 

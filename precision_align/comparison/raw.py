@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
+from precision_align.core.terms import Tier
 from precision_align.numerics.limits import raw_limit
-from precision_align.numerics.metrics import measure_words
+from precision_align.numerics.metrics import Difference, measure, measure_words
+from precision_align.numerics.sampling import describe_power
 from precision_align.numerics.sketches import fold, relative_distance
 from precision_align.numerics.spreads import spread_words
 from precision_align.storage.base import Dump
@@ -21,18 +24,19 @@ from precision_align.storage.mapping import release_pages
 # Below this a tensor's pages cost little, and the storage lets go of them now and then.
 RELEASE_BYTES = 32 << 20
 
+_NAMES = [f"raw_{name}" for name in Difference._fields]
 # Counts that a report names only where there are any.
-_PATTERN = frozenset({"nan_actual", "nan_expected", "inf_actual", "inf_expected"})
+_PATTERN = ("raw_nan_actual", "raw_nan_expected", "raw_inf_actual", "raw_inf_expected")
 
 Pair = tuple[TensorRecord, "TensorRecord | None"]
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """The raw difference of one pair of records.
 
     ``equal``: bit for bit; ``close``: within the raw limit of the dtype, so not a difference worth the name; ``known``:
-    something could be compared; ``metrics``: with the prefix "raw_"; ``how``: payload, sketch, statistics or hash.
+    something could be compared; ``metrics``: with the prefix "raw_"; ``how``: payload, sample, sketch, statistics or
+    hash.
     """
 
     equal: bool
@@ -47,9 +51,10 @@ class Gap:
 class RawComparer:
     """Measures pairs of records of two dumps, each once."""
 
-    def __init__(self, reference: Dump | None, candidate: Dump) -> None:
+    def __init__(self, reference: Dump | None, candidate: Dump, journal: Journal | None = None) -> None:
         self._reference = reference
         self._candidate = candidate
+        self._journal = journal or Journal()
         self._gaps: dict[tuple[str, str], Gap] = {}
 
     def gap(self, candidate: TensorRecord, reference: TensorRecord | None) -> Gap:
@@ -93,27 +98,36 @@ class RawComparer:
 
     def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
         assert self._reference is not None
+        place = ("gap", str(candidate.key), str(reference.key))
+        known = self._journal.recall(*place)
+        if known is not None:
+            return Gap(*known)
         try:
-            actual, expected = _read_words(self._candidate, candidate), _read_words(self._reference, reference)
+            actual, expected = read_words(self._candidate, candidate), read_words(self._reference, reference)
         except KeyError:
             return self._measure_summary(candidate, reference, limit)
         except DumpDamaged as error:
             return Gap(False, False, False, {}, limit, "", str(error))
         dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
         found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
-        known = found.to_dict().items()
-        metrics = {f"raw_{name}": float(value) for name, value in known if value or name not in _PATTERN}
+        metrics = _name_metrics(found)
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
         if not close:
             # Several times the work of the pass above, so only for what is a difference worth the name.
             spread = spread_words(actual, expected, *dtypes, release=_let_go(actual, expected))
             metrics.update({f"raw_{name}": value for name, value in spread.to_dict().items()})
-        return Gap(equal, close, True, metrics, limit, "payload")
+        gap = Gap(equal, close, True, metrics, limit, "payload")
+        self._journal.keep(gap, *place)
+        return gap
 
     def _measure_summary(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
-        """Without payloads: the sketches' distance, or what the statistics show."""
+        """Without payloads: samples, the sketches' distance, or what the statistics show."""
         assert self._reference is not None
+        if Tier.SAMPLE in (candidate.tier, reference.tier):
+            samples = self._candidate.sample(candidate.key), self._reference.sample(reference.key)
+            if samples[0] is not None and samples[1] is not None:
+                return _measure_samples(candidate, reference, samples[0], samples[1], limit)
         ours, theirs = self._candidate.sketch(candidate.key), self._reference.sketch(reference.key)
         if ours is not None and theirs is not None:
             size = min(len(ours), len(theirs))
@@ -133,7 +147,33 @@ class RawComparer:
         return Gap(False, close, True, {"raw_statistics_moved": worst}, limit, "statistics", note)
 
 
-def _read_words(dump: Dump, record: TensorRecord) -> Array:
+def _measure_samples(
+    candidate: TensorRecord, reference: TensorRecord, actual: Array, expected: Array, limit: float
+) -> Gap:
+    """The elements that both sides kept, and the extremes, which the statistics have of all elements."""
+    found = measure(actual, expected)
+    apart, largest = [found.max_abs], found.max_abs / found.over_max if 0 < found.over_max < math.inf else 0.0
+    ours, theirs = candidate.statistics, reference.statistics
+    if ours is not None and theirs is not None and math.isfinite(theirs.minimum) and math.isfinite(ours.minimum):
+        # no element is nearer to its partner than the extremes of all are to each other
+        apart += [abs(ours.minimum - theirs.minimum), abs(ours.maximum - theirs.maximum)]
+        largest = max(abs(theirs.minimum), abs(theirs.maximum))
+    over = max(apart) / largest if largest else math.inf if max(apart) else 0.0
+    found = found._replace(max_abs=max(apart), over_max=over)
+    metrics = {**_name_metrics(found), "raw_sampled": float(actual.size)}
+    close = found.nonfinite == 0 and over <= limit and _same_pattern(candidate, reference)
+    return Gap(False, close, True, metrics, limit, "sample", describe_power(math.prod(candidate.shape)))
+
+
+def _name_metrics(found: Difference) -> dict[str, float]:
+    metrics = dict(zip(_NAMES, map(float, found)))
+    for name in _PATTERN:
+        if not metrics[name]:
+            del metrics[name]
+    return metrics
+
+
+def read_words(dump: Dump, record: TensorRecord) -> Array:
     """The raw words of a record, where possible without a copy. Raises KeyError, DumpDamaged."""
     mapped = dump.map_payload(record.key)
     return dump.payload(record.key) if mapped is None else mapped

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from precision_align.alignment.names import align_names, strip_wrappers
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
+from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
 from precision_align.numerics.judgement import Judgement
+from precision_align.replay.replayability import NotReplayable, find_obstacle
 
 UNFAITHFUL = (
     "the reference's code, replayed on the reference's own record, does not give what was recorded there either: "
@@ -31,41 +37,45 @@ class ReplayProvider:
     """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
     ``is_given`` where the user gave the reference's code."""
 
-    def __init__(self, alignment: Alignment, replay: Any) -> None:
+    def __init__(self, alignment: Alignment, replay: Any, journal: Journal | None = None) -> None:
         self._alignment = alignment
-        self.reason = ""
+        self._journal = journal or Journal()
+        self.reason = "" if _has_torch() else "torch is not installed here: no replay, raw evidence only"
         self.notes: list[str] = []
         self.is_given = replay is not None
         self._reasons: Counter[str] = Counter()
-        self._replayer: Any = None
-        self._not_replayable: type[Exception] = Exception
-        try:
-            judging = import_module("precision_align.replay.judging")
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "torch":
-                raise
-            if replay is not None:
-                raise UsageError("replay= needs torch, which is not installed here: pip install torch") from error
-            self.reason = "torch is not installed here: no replay, raw evidence only"
-            return
-        self._not_replayable = import_module("precision_align.replay.replayability").NotReplayable
-        root = make_root(replay)
-        candidate = alignment.candidate
-        locate = make_locator(root, candidate)
-        self._replayer = judging.Replayer(candidate.dump, root, locate, self._find_attributes, self._find_training)
+        if self.reason and self.is_given:
+            raise UsageError("replay= needs torch, which is not installed here: pip install torch")
+        self._root = make_root(replay)
         self._load_error = ""
-        self._own: Any = None
         self._loaded: Moment | None = None
         self._own_loaded: Moment | None = None
-        if alignment.reference is not None:
-            own_locate = make_locator(root, alignment.reference)
-            self._own = judging.Replayer(
-                alignment.reference.dump,
-                root,
-                own_locate,
-                lambda node: node.call.attributes,
-                lambda node: node.call.training,
-            )
+
+    @cached_property
+    def _replayer(self) -> Any:
+        """Of the candidate's calls; made when the first call needs it, since torch takes seconds to load."""
+        return self._make_replayer(self._alignment.candidate, self._find_attributes, self._find_training)
+
+    @cached_property
+    def _own(self) -> Any:
+        """Of the reference's own calls, or None."""
+        if self._alignment.reference is None:
+            return None
+        return self._make_replayer(
+            self._alignment.reference, lambda node: node.call.attributes, lambda node: node.call.training
+        )
+
+    def _make_replayer(self, side: Side, attributes: Callable[[Node], Any], training: Callable[[Node], bool]) -> Any:
+        judging = import_module("precision_align.replay.judging")
+        return judging.Replayer(side.dump, self._root, make_locator(self._root, side), attributes, training)
+
+    def _find_obstacle(self, node: Node) -> str:
+        """Why a call cannot be replayed, as far as that is known without torch; "" where it may be."""
+        if self.reason:
+            return self.reason
+        if self._root is not None:
+            return ""
+        return find_obstacle(node.call.kind, self._find_attributes(node), bool(node.children))
 
     def _load(self, node: Node) -> None:
         """Take the parameters and buffers as they stood when the call was made."""
@@ -75,12 +85,10 @@ class ReplayProvider:
         self._loaded, self._load_error = moment, ""
         try:
             self._replayer.load(collect_state(self._alignment.candidate, node))
-        except self._not_replayable as error:
+        except NotReplayable as error:
             self._load_error = str(error)
         except Exception as error:
             self._load_error = _describe(error)
-        if self._load_error:
-            self.notes.append(f"replay was not possible: {self._load_error}")
 
     def judge_forward(self, node: Node) -> tuple[Verdicts, str]:
         """((child index, path) -> (judgement, record), "") or ({}, why not)."""
@@ -92,13 +100,13 @@ class ReplayProvider:
 
     def judge_update(self, update: Any) -> tuple[Mapping[Any, Judgement], str]:
         """(owner -> judgement, "") of an optimizer step (a replay.updates.Update), or ({}, why not)."""
-        if self._replayer is None:
+        if self.reason:
             return {}, self.reason
         try:
             found: Mapping[Any, Judgement] = import_module("precision_align.replay.updates").judge_update(
                 self._alignment.candidate.dump, update
             )
-        except self._not_replayable as error:
+        except NotReplayable as error:
             return {}, str(error)
         except Exception as error:
             return {}, _describe(error)
@@ -106,7 +114,7 @@ class ReplayProvider:
 
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
-        if self._replayer is None:
+        if self._find_obstacle(node):
             return None
         self._load(node)
         try:
@@ -117,7 +125,7 @@ class ReplayProvider:
 
     def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
         """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
-        if self._replayer is None:
+        if self._find_obstacle(node):
             return []
         self._load(node)
         try:
@@ -132,22 +140,36 @@ class ReplayProvider:
         return [f"{count} calls were not replayed: {reason}" for reason, count in self._reasons.most_common(3)]
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
-        found, reason = self._try(node, method)
+        found, reason = self._recall(node, method)
         if reason and method == "judge_forward":
             self._reasons[reason] += 1
         return found, reason
 
+    def _recall(self, node: Node, method: str) -> tuple[Verdicts, str]:
+        """What an interrupted comparison found already, else a replay."""
+        obstacle = f"the call raised {node.call.error}" if node.call.error else self._find_obstacle(node)
+        if obstacle:
+            return {}, obstacle
+        place = (method, node.unit.rank, node.unit.step, node.call.identity)
+        known = self._journal.recall(*place)
+        if known is None:
+            verdicts, reason = self._try(node, method)
+            is_loaded = not self._load_error
+            self._journal.keep([is_loaded, reason, _encode_verdicts(verdicts)], *place)
+        else:
+            is_loaded, reason, targets = known
+            verdicts = _decode_verdicts(targets, self._alignment.candidate.dump.find)
+        if not is_loaded:
+            self.notes.append(f"replay was not possible: {reason}")
+        return verdicts, reason
+
     def _try(self, node: Node, method: str) -> tuple[Verdicts, str]:
-        if self._replayer is None:
-            return {}, self.reason
-        if node.call.error:
-            return {}, f"the call raised {node.call.error}"
         self._load(node)
         if self._load_error:
             return {}, self._load_error
         try:
             targets = getattr(self._replayer, method)(node)
-        except self._not_replayable as error:
+        except NotReplayable as error:
             return {}, str(error)
         except Exception as error:  # the user's code runs in there: one record must not end the comparison
             return {}, _describe(error)
@@ -204,6 +226,38 @@ def collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]
 def _describe(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"the replay raised {type(error).__name__}: {first[:160]}"
+
+
+def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
+    return [
+        [
+            *place,
+            found.status,
+            found.why,
+            dict(found.metrics),
+            found.limit and astuple(found.limit),
+            record and str(record.key),
+        ]
+        for place, (found, record) in verdicts.items()
+    ]
+
+
+def _decode_verdicts(targets: list[Any], find: Callable[[str], TensorRecord]) -> Verdicts:
+    return {
+        (child, path): (
+            Judgement(Status(status), why, metrics, limit and Limit(*limit)),
+            None if key is None else find(key),
+        )
+        for child, path, status, why, metrics, limit, key in targets
+    }
+
+
+def _has_torch() -> bool:
+    """Whether torch could be loaded; that itself waits until something has to be replayed."""
+    try:
+        return find_spec("torch") is not None
+    except ImportError:
+        return False
 
 
 def make_root(replay: Any) -> Any:

@@ -107,6 +107,7 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
         return make_row(record, blame, Status.INCONCLUSIVE, "", note="; ".join(filter(None, (note, reason))))
     if gap.equal or gap.close:
         note = "bit-equal to the reference" if gap.equal else "within the raw limit"
+        note = "; ".join(filter(None, (note, gap.note)))
         return make_row(record, blame, Status.PASS, "raw", metrics=gap.metrics, limit=limit, note=note)
     came_out = gap.metrics.get("raw_over_max", math.inf)
     came_out = math.inf if gap.metrics.get("raw_nonfinite") else came_out
@@ -116,7 +117,8 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
         note = "NaN or Inf on one side only, although everything it is computed from agrees"
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
     if entered <= allowed:
-        note = gap.note or "differs although everything it is computed from agrees"
+        note = "differs although everything it is computed from agrees"
+        note = f"{note}; {gap.note}" if gap.note and gap.how not in ("shape", "dtype") else gap.note or note
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
     note = "; ".join(filter(None, ("differs, and so does what it is computed from", gap.note, reason)))
     return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from precision_align.alignment.side import Side
+from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.continuity import EDITED, find_left
 from precision_align.comparison.optimizers import (
     build_update,
@@ -38,7 +40,7 @@ STORE_UNITS = 4.0
 ALIKE = 1e-4
 UPDATE_GROWTH = 100.0
 
-Found = dict[tuple[str, str], TensorRecord]
+Found = Mapping[Owner, TensorRecord]
 
 
 class StateJudge:
@@ -111,20 +113,34 @@ class StateJudge:
 
     def judge_step(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
         """Rows for parameters and state after the optimizer's step."""
-        update = None
-        if not self._replay.reason:
-            update = build_update(self._candidate, self._reference, rank, step, partner)
-        verdicts, reason = self._replay.judge_update(update) if update is not None else ({}, "")
-        rows = []
-        for role in (Role.PARAMETER, Role.STATE):
-            for place, record in self._candidate.select_state(rank, step, role, Phase.STEP).items():
-                if role == Role.STATE and not place[1].startswith("after."):
-                    continue
-                found = verdicts.get(_name_result(place, role))
-                rows.append(self._judge_update(_Place(rank, step, partner, place), record, found, reason))
+        targets = list(self._list_updated(rank, step, partner))
+        equal = all(self._raw.gap(record, other).equal for _, record, other in targets)
+        verdicts, reason = ({}, "") if equal else self._replay_step(rank, step, partner)
+        rows = [
+            self._judge_update(at, record, other, verdicts.get(_name_result(at.owner, record.key.role)), reason)
+            for at, record, other in targets
+        ]
         rows += self._judge_lacking(rank, step, partner) + self._judge_start_state(rank, step, partner)
         differing = self._compare_hyperparameters(rank, step, partner)
         return [_add_note(row, differing) for row in rows]
+
+    def _list_updated(
+        self, rank: int, step: int, partner: int | None
+    ) -> Iterator[tuple[_Place, TensorRecord, TensorRecord | None]]:
+        """What the optimizer left: parameters and state, with the reference's."""
+        for role in (Role.PARAMETER, Role.STATE):
+            theirs: Found = {}
+            if self._reference is not None and partner is not None:
+                theirs = self._reference.select_state(rank, partner, role, Phase.STEP)
+            for place, record in self._candidate.select_state(rank, step, role, Phase.STEP).items():
+                if role == Role.PARAMETER or place[1].startswith("after."):
+                    yield _Place(rank, step, partner, place), record, theirs.get(place)
+
+    def _replay_step(self, rank: int, step: int, partner: int | None) -> tuple[Mapping[Any, Judgement], str]:
+        update = None
+        if not self._replay.reason:
+            update = build_update(self._candidate, self._reference, rank, step, partner)
+        return self._replay.judge_update(update) if update is not None else ({}, "")
 
     def _judge_start_state(self, rank: int, step: int, partner: int | None) -> list[RecordResult]:
         """Optimizer state that a run starts with (from a checkpoint), where it starts from the reference's weights."""
@@ -174,12 +190,10 @@ class StateJudge:
             rows.append(make_row(record, blame, Status.FAIL, "structure", note=note, order=order))
         return rows
 
-    def _judge_update(self, at: _Place, record: TensorRecord, judgement: Judgement | None, reason: str) -> RecordResult:
+    def _judge_update(
+        self, at: _Place, record: TensorRecord, other: TensorRecord | None, judgement: Judgement | None, reason: str
+    ) -> RecordResult:
         blame = Blame(at.owner[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(at.rank, at.step))
-        other = None
-        if self._reference is not None and at.partner is not None:
-            records = self._reference.select_state(at.rank, at.partner, record.key.role, Phase.STEP)
-            other = records.get(at.owner)
         gap = self._raw.gap(record, other)
         if gap.equal:
             return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
@@ -282,8 +296,9 @@ class StateJudge:
                 return []
             found.append((ours, theirs))
         others = self._reference.select_state(at.rank, at.partner, Role.STATE, Phase.STEP)
-        for place, record in self._candidate.select_state(at.rank, at.step, Role.STATE, Phase.STEP).items():
-            if place[0] == scope and place[1].startswith("before.") and place[1].endswith(f".{name}"):
+        owned = self._candidate.select_owned(at.rank, at.step, Role.STATE, Phase.STEP, scope)
+        for place, record in owned.items():
+            if place[1].startswith("before.") and place[1].endswith(f".{name}"):
                 found.append((record, others.get(place)))
         return found
 
@@ -307,7 +322,7 @@ class _Place:
     rank: int
     step: int
     partner: int | None
-    owner: tuple[str, str]
+    owner: Owner
 
 
 def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
@@ -316,7 +331,7 @@ def _add_note(row: RecordResult, notes: list[str]) -> RecordResult:
     return replace(row, note="; ".join([*notes, row.note]))
 
 
-def add_tied(side: Side, records: Found) -> Found:
+def add_tied(side: Side, records: Found) -> dict[Owner, TensorRecord]:
     """Records of parameters under all their names: tied ones are stored under the first."""
     found = dict(records)
     for name, others in side.dump.info.parameters.items():

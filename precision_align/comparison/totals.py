@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from precision_align.alignment.side import Node, Side
+from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.backward import read_loss_scales
-from precision_align.comparison.raw import Gap, RawComparer
+from precision_align.comparison.raw import Gap, RawComparer, is_equal, read_words
 from precision_align.comparison.rows import Blame, make_row
-from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
+from precision_align.numerics.relations import Relation, relate_to_sum
 
 # Roundings of a sum of a few shares, in units of the largest term.
 SUM_UNITS = 16.0
@@ -34,16 +34,6 @@ FACTOR_SLACK = 0.01
 # of a gradient, a factor is known to better than this and a few roundings of the dtype.
 ALIKE = 1e-3
 ALIKE_UNITS = 4.0
-
-Owner = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Relation:
-    """How a total stands to the sum of its shares: it is the sum, a multiple of it, or something else."""
-
-    is_sum: bool
-    factor: float | None
 
 
 class TotalJudge:
@@ -95,7 +85,7 @@ class TotalJudge:
         return ours / theirs if ours and theirs else 1.0
 
 
-def _find_totals(side: Side, rank: int, step: int) -> dict[Owner, TensorRecord]:
+def _find_totals(side: Side, rank: int, step: int) -> Mapping[Owner, TensorRecord]:
     """As the optimizer saw them, else as they stood when the backward pass ended."""
     found = side.select_state(rank, step, Role.GRADIENT, Phase.STEP)
     return found or side.select_state(rank, step, Role.GRADIENT, Phase.BACKWARD)
@@ -103,8 +93,7 @@ def _find_totals(side: Side, rank: int, step: int) -> dict[Owner, TensorRecord]:
 
 def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[TensorRecord]]:
     shares: dict[Owner, list[TensorRecord]] = defaultdict(list)
-    nodes: Iterable[Node] = (node for node in side.nodes if (node.unit.rank, node.unit.step) == (rank, step))
-    for node in nodes:
+    for node in side.select_nodes(rank, step):
         for path, record in node.gradients.items():
             kind, _, name = path.partition(".")
             if kind == "parameter":
@@ -114,22 +103,26 @@ def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[Tensor
 
 def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
     """None where something is not stored."""
+    known = _relate_by_summary(total, shares)
+    if known is not None:
+        return known
+    if any(share.shape != total.shape for share in shares):
+        return None
     try:
-        values = side.dump.values(total.key).astype(np.float64)
-        parts = [side.dump.values(share.key).astype(np.float64) for share in shares]
+        words, *parts = [(read_words(side.dump, record), dtype_of(record.dtype)) for record in (total, *shares)]
     except (KeyError, DumpError):
         return None
-    if any(part.shape != values.shape for part in parts) or not np.isfinite(values).all():
+    return relate_to_sum(words, parts, SUM_UNITS * dtype_of(total.dtype).roundoff)
+
+
+def _relate_by_summary(total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
+    """What hash and statistics alone say, so that nothing has to be read: of one share, or of none."""
+    known = total.statistics
+    if known is None or known.nan + known.inf or len(shares) > 1:
         return None
-    summed: Array = np.sum(parts, axis=0) if parts else np.zeros_like(values)
-    largest = sum((float(np.max(np.abs(part), initial=0.0)) for part in parts), 0.0)
-    slack = SUM_UNITS * dtype_of(total.dtype).roundoff
-    if float(np.max(np.abs(values - summed), initial=0.0)) <= slack * max(largest, 1e-300):
-        return Relation(True, 1.0)
-    base = float(np.sum(summed * summed))
-    factor = float(np.sum(values * summed)) / base if base > 0 else 0.0
-    left = float(np.max(np.abs(values - factor * summed), initial=0.0))
-    return Relation(False, factor if left <= slack * abs(factor) * largest else None)
+    if shares:
+        return Relation(True, 1.0) if is_equal(total, shares[0]) else None
+    return Relation(True, 1.0) if known.zero == known.numel else Relation(False, None)
 
 
 def _judge_total(

@@ -18,7 +18,7 @@ from precision_align.demo.train import Settings, break_model, prepare_device, sa
 if TYPE_CHECKING:
     from precision_align.library.results import CaseReport
     from precision_align.reporting.report import Report
-    from precision_align.training.curves import LossReport
+    from precision_align.training.losses import LossReport
 
 SIMULATED = "simulated NPU: emulated numerics, not Ascend"
 STAGES = 7

@@ -7,7 +7,7 @@ fallback. One replaceable function, ``Execution``, stands between: profiles and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,20 @@ _HOST_ARGUMENTS = frozenset(["aten::_pack_padded_sequence", "aten::_ctc_loss", "
 
 
 class _Current:
-    """The execution in force; one per process, as the device is."""
+    """The execution in force, and how results get onto the device; one per process, as the device is."""
 
     execution: Execution = staticmethod(run_operator)
+    place: Callable[[torch.Tensor], torch.Tensor] = staticmethod(alias_on_npu)
 
 
 def set_execution(execution: Execution | None) -> None:
     """Let every operator of the device run through ``execution(operator, cpu_args, cpu_kwargs)``; None: natively."""
     _Current.execution = execution or run_operator
+
+
+def set_placing(place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let ``place`` turn a CPU result into a tensor of the device, where an alias of its memory will not do."""
+    _Current.place = place
 
 
 def current_execution() -> Execution:
@@ -138,7 +144,7 @@ def _to_cpu(value: Any, aliases: dict[int, torch.Tensor]) -> Any:
 
 def _to_npu(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
-        return alias_on_npu(result)
+        return _Current.place(result)
     if isinstance(result, (list, tuple)):
         return [_to_npu(item) for item in result]
     return result
@@ -161,7 +167,7 @@ def _follow_reshape(original: Any, alias: Any) -> None:
             # The same memory: keep the storage object, other views hold it too.
             original.data = restride(original, alias.shape, alias.stride(), start // alias.element_size())
         else:
-            original.data = alias_on_npu(alias)
+            original.data = _Current.place(alias)
 
 
 def _look_alike(original: torch.Tensor, alias: torch.Tensor) -> bool:
@@ -268,11 +274,12 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
     return _copy_from(source, target)
 
 
-def _convolution(*args: Any, **kwargs: Any) -> Any:
+def convolve(*args: Any, **kwargs: Any) -> Any:
+    """ATen's overrideable convolution, by the CPU's."""
     return run_on_cpu(torch.ops.aten.convolution.default, *args, **kwargs)
 
 
-def _convolution_backward(
+def convolve_backward(
     gradient: torch.Tensor,
     inputs: torch.Tensor,
     weight: torch.Tensor,
@@ -290,6 +297,15 @@ def _convolution_backward(
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     operator = torch.ops.aten.convolution_backward.default
     return run_on_cpu(operator, gradient, inputs, weight, bias_sizes, *geometry, output_mask)
+
+
+def _to_copy(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+    """ATen's own; a copy that need not be waited for would ask for pinned memory, which this device has none of."""
+    options.update(non_blocking=False)
+    copied: torch.Tensor = torch.ops.aten._to_copy.default._op_dk(
+        DispatchKey.CompositeExplicitAutograd, tensor, **options
+    )
+    return copied
 
 
 def _can_take_data(tensor: torch.Tensor, source: torch.Tensor) -> bool:
@@ -317,11 +333,12 @@ def register_kernels() -> list[Any]:
     kernels.impl("empty.memory_format", _empty)
     kernels.impl("empty_strided", _empty_strided)
     kernels.impl("resize_", _resize)
+    kernels.impl("_to_copy", _to_copy)
     kernels.impl("_has_compatible_shallow_copy_type", _can_take_data)
     kernels.impl("_copy_from", _copy_from)
     kernels.impl("_copy_from_and_resize", _copy_from_and_resize)
-    kernels.impl("convolution_overrideable", _convolution)
-    kernels.impl("convolution_backward_overrideable", _convolution_backward)
+    kernels.impl("convolution_overrideable", convolve)
+    kernels.impl("convolution_backward_overrideable", convolve_backward)
     return [anything, kernels, *_let_lazy_views_through(), *_let_pinning_pass()]
 
 

@@ -143,6 +143,9 @@ def _attend(
     chosen = torch._fused_sdp_choice(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+    # Neither form below reads a boolean mask: the composite would add it, True as 1.
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
     # The choice runs on aliases, which do not show requires_grad; the fused kernel has no gradient for the mask.
     mask_learns = attn_mask is not None and attn_mask.requires_grad
     if chosen != torch.nn.attention.SDPBackend.FLASH_ATTENTION.value or mask_learns:
@@ -150,11 +153,8 @@ def _attend(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
         return attended
-    additive = attn_mask
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        additive = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
     attended = aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=additive, scale=scale
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
     return attended
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -33,7 +35,8 @@ _SWITCHES = (
 def import_torch_npu() -> Any:
     """The real torch_npu. Raises Unavailable, with the reason, where it cannot be imported or is a look-alike."""
     try:
-        module = import_module("torch_npu")
+        with redirect_stdout(sys.stderr):  # it greets on stdout, where verbs write JSON
+            module = import_module("torch_npu")
     except ModuleNotFoundError as error:
         if error.name != "torch_npu":
             raise _unusable(error) from error
@@ -95,3 +98,41 @@ def is_real_torch_npu_present() -> bool:
     if "torch_npu" in sys.modules:
         return is_real_torch_npu_loaded()
     return find_spec("torch_npu") is not None
+
+
+def falls_back(operator: Any) -> bool:
+    """Whether the loaded torch_npu has no kernel for an operator (an OpOverload), so that the CPU computes it.
+
+    torch_npu tells of it on stderr, once an operator, through a handler of its own: Python's warnings never see it. So
+    the dispatcher is asked. A composite of other operators is none that falls back, whatever it is made of.
+    """
+    return is_real_torch_npu_loaded() and _lacks_kernel(operator)
+
+
+@cache
+def _lacks_kernel(operator: Any) -> bool:
+    import torch
+
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = operator.name()
+    if has_kernel(name, "PrivateUse1"):
+        return False
+    if has_kernel(name, "CompositeImplicitAutograd") or has_kernel(name, "CompositeExplicitAutograd"):
+        return False
+    if not has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
+        return True
+    # A structured operator makes its result and calls the form that writes to it.
+    writing = _find_writing_form(operator)
+    return writing != "" and not has_kernel(writing, "PrivateUse1")
+
+
+def _find_writing_form(operator: Any) -> str:
+    """ "aten::pow.Tensor_Scalar_out" of pow.Tensor_Scalar or its in-place form, "" where there is none."""
+    import torch
+
+    packet, _, overload = operator.name().partition(".")
+    packet = packet[:-1] if packet.endswith("_") else packet
+    for name in (f"{packet}.{overload}_out", f"{packet}.out"):
+        if torch._C._dispatch_has_kernel(name):
+            return name
+    return ""

@@ -126,7 +126,8 @@ def load_profile(name: str | Profile) -> Profile:
     raise UsageError(f'Unknown profile "{name}". Built in: {", ".join(PROFILES)}; or give the path of a .toml file.')
 
 
-def _parse_toml(path: Path) -> dict[str, Any]:
+def parse_toml(path: Path, what: str = "Profile") -> dict[str, Any]:
+    """A TOML file; ``what`` it is, for the messages. Raises RuleError, and Unavailable without a reader of TOML."""
     try:
         import tomllib  # novm - Python 3.11; the branch below is for older ones
     except ModuleNotFoundError:
@@ -137,14 +138,14 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     try:
         return dict(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
-        raise RuleError(f"Profile {path} cannot be read: {error}") from error
+        raise RuleError(f"{what} {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise RuleError(f"Profile {path} is not TOML: {error}") from error
+        raise RuleError(f"{what} {path} is not TOML: {error}") from error
 
 
 def _read_profile(path: Path) -> Profile:
     """A file has top-level switches, optionally ``base`` (a built-in profile), ``name`` and a table ``sources``."""
-    table = _parse_toml(path)
+    table = parse_toml(path)
     base = table.pop("base", "none")
     problems = (
         [] if isinstance(base, str) and base in PROFILES else [f"base: {base!r} is not one of {', '.join(PROFILES)}"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MakeInputs = Callable[[int], "dict[str, Any]"]
 Compute = Callable[..., Any]
-LAYOUTS = ("transposed", "strided", "offset")
+LAYOUTS = ("transposed", "strided", "offset", "channels last")
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -26,8 +26,11 @@ class OpCase:
     ``make_inputs``: seed -> keyword arguments for golden, native and replacement alike; floating tensors come in
     float32 on the CPU and are rounded to each of ``dtypes`` by the runner, except those named in ``float32``.
     ``wrt``: the inputs to differentiate by (empty: forward only). ``layouts``: input -> how its storage lies:
-    "transposed" (last two dimensions swapped), "strided" (every other element), "offset" (not at the storage's start).
-    ``raises``: the replacement must refuse these inputs. ``why``: the mistake this case is there to catch.
+    "transposed" (last two dimensions swapped), "strided" (every other element), "offset" (not at the storage's start),
+    "channels last" (the memory format; four dimensions).
+    ``raises``: the replacement must refuse these inputs. ``exact``: the arithmetic is exact on these inputs (powers of
+    two, ties on purpose), so that whole-number outputs have one right value and others move with nothing but their own
+    size. ``why``: the mistake this case is there to catch.
     """
 
     id: str
@@ -39,6 +42,7 @@ class OpCase:
     layouts: Mapping[str, str] = field(default_factory=dict)
     raises: bool = False
     why: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class Operator:
     that speaks best for it; ``replacements``: name -> callable; ``preferred``: device ("cpu", "cuda", "npu",
     "simulated") -> the replacement that is tested there when none is named (else the first; "simulated" falls back on
     "npu"); ``rule``: a name in :mod:`~precision_align.library.judging`.
+
+    ``wrong``: replacements with a realistic mistake each, which the cases must catch (``case prove``). ``rewrites``:
+    inputs that a replacement may overwrite instead of returning them: where it returns None, they are its outputs, in
+    this order. ``canonical``: (inputs, result) -> result in a form that does not depend on free choices, such as the
+    order of ties; applied to all results before they are judged. ``independent``: a second float64 source that the
+    golden function is tested against (default: the replacement "torch"). ``search``: how to look for its worst input.
     """
 
     name: str
@@ -59,6 +69,37 @@ class Operator:
     golden: Compute
     preferred: Mapping[str, str] = field(default_factory=dict)
     rule: str = "double standard"
+    wrong: Mapping[str, Compute] = field(default_factory=dict)
+    rewrites: tuple[str, ...] = ()
+    canonical: Callable[[Mapping[str, Any], Any], Any] | None = None
+    independent: Compute | None = None
+    search: Search | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A space of inputs for :mod:`~precision_align.library.searching`.
+
+    ``make``: numbers by name -> :class:`OpCase`; ``space``: name -> (lowest, highest), whole numbers or real ones
+    (those are searched by their logarithm); small and low is simple.
+    """
+
+    make: Callable[..., OpCase]
+    space: Mapping[str, tuple[float, float]]
+
+
+def settle(operator: Operator, compute: Compute) -> Compute:
+    """``compute`` with overwritten inputs given back as its outputs, and its result in canonical form."""
+
+    def run(**inputs: Any) -> Any:
+        mine = {n: v.clone() if n in operator.rewrites else v for n, v in inputs.items()}
+        result = compute(**mine)
+        if result is None and operator.rewrites:
+            result = tuple(mine[name] for name in operator.rewrites)
+            result = result[0] if len(result) == 1 else result
+        return result if operator.canonical is None else operator.canonical(inputs, result)
+
+    return run if operator.rewrites or operator.canonical else compute
 
 
 def check_operator(operator: object, file: str) -> Operator:
@@ -103,4 +144,8 @@ def lay_out(tensor: torch.Tensor, kind: str) -> torch.Tensor:
         flat = tensor.new_zeros(tensor.numel() + 1)
         flat[1:] = tensor.reshape(-1)
         return flat[1:].view(tensor.shape)
+    if kind == "channels last":
+        import torch
+
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
     raise ValueError(f"unknown layout {kind!r}; there are {', '.join(LAYOUTS)}")

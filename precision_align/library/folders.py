@@ -86,7 +86,7 @@ def load_golden(name: str, folder: PathLike | None = None) -> Compute:
     """
     file = Path(folder if folder is not None else _find_bundled().functions) / f"{name}.py"
     if not file.is_file():
-        raise RuleError(f"{file} does not exist: no golden function for {name!r}")
+        raise RuleError(f"{file} does not exist: no function for {name!r}")
     found = getattr(_run_file(file, name), name, None)
     if not callable(found):
         raise RuleError(f"{file} defines no function {name}")
@@ -124,6 +124,17 @@ def _line_of(error: BaseException, file: Path) -> str:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(file) else line
         trace = trace.tb_next
     return f" (line {line})" if line else ""
+
+
+def load_replacements(folder: PathLike) -> dict[str, Compute]:
+    """A team's own replacements: ``<folder>/<operator>.py``, each with a function of that name. Its Python is run.
+
+    Raises UsageError where there is none, RuleError for a broken file.
+    """
+    files = [file for file in sorted(Path(folder).glob("*.py")) if not file.stem.startswith("_")]
+    if not files:
+        raise UsageError(f"no replacements at {folder}: it must hold <operator>.py with a function of that name")
+    return {file.stem: load_golden(file.stem, folder) for file in files}
 
 
 def load_callable(text: str) -> Any:

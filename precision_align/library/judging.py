@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from precision_align.core.dtypes import Array, Dtype
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
@@ -31,6 +34,21 @@ _ALL = (
     Rule("exact", "The operator moves, selects or counts: every bit is determined.", exact=True),
 )
 RULES = {rule.name: rule for rule in _ALL}
+
+
+def judge_choice(actual: Array, options: Sequence[Array]) -> Judgement:
+    """Judge whole numbers that come of rounded arithmetic (indices of a maximum, rounded quotients).
+
+    ``options``: what the golden function, conforming builds, and the golden function under small perturbation give:
+    each value must be one that one of them gives at its place.
+    """
+    fitting = [option for option in options if option.shape == actual.shape]
+    if not fitting:
+        return judge_exact(actual, options[0])
+    nearest = fitting[0].copy()
+    for option in fitting[1:]:
+        np.copyto(nearest, option, where=(nearest != actual) & (option == actual))
+    return judge_exact(actual, nearest)
 
 
 def judge_output(rule: Rule, actual: Array, golden: Array, native: Array, scale: Array, dtype: Dtype) -> Judgement:

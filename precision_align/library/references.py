@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
 
 from precision_align.core.dtypes import Array
-from precision_align.library.cases import Compute, OpCase, Operator, lay_out
+from precision_align.library.cases import Compute, OpCase, Operator, lay_out, settle
 
 if TYPE_CHECKING:
     import torch
 
 Inputs = dict[str, Any]
 Tensors = "dict[str, torch.Tensor]"
-DRAWS = 3  # the RMS of three draws is within a factor 2 of the true size in 95 % of elements; c has room for that
-STEP = 2.0**-20  # relative perturbation: far above float64 rounding (2^-53), far below where curvature shows
+DECISION_DRAWS = 8  # a decision between two equals falls the same way in all of them once in 128 times
 GRADIENT = "gradient."
-ROW_SHARE = 0.3  # share of the row's RMS added to S: single elements may come out near zero by chance
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Evaluation:
 @dataclass(frozen=True)
 class References:
     """All of one (case, dtype). ``inputs``: on the CPU, in their dtypes; ``cotangents``: output -> tensor in
-    the output's dtype; ``scales``: the S of every output and gradient."""
+    the output's dtype; ``scales``: the S of every output and gradient; ``options``: values that whole-number outputs
+    take under perturbation."""
 
     inputs: Inputs
     wrt: tuple[str, ...]
@@ -44,6 +45,7 @@ class References:
     golden: Evaluation
     natives: Sequence[Evaluation]
     scales: Mapping[str, Array]
+    options: Mapping[str, Sequence[Array]] = field(default_factory=dict)
 
 
 def prepare_inputs(case: OpCase, dtype: str, seed: int) -> Inputs:
@@ -77,14 +79,19 @@ def prepare_references(operator: Operator, case: OpCase, dtype: str, seed: int, 
     """Compute what the replacement's results will be judged by."""
     inputs = prepare_inputs(case, dtype, seed)
     wrt = case.wrt if backward else ()
-    first = evaluate(operator.natives[0], inputs, (), {})
-    cotangents = _draw_cotangents(first.outputs, seed) if wrt else {}
-    natives = [evaluate(native, inputs, wrt, cotangents) for native in operator.natives]
-    wide, wide_cotangents = _widen(inputs), _widen(dict(cotangents))
-    golden = evaluate(operator.golden, wide, wrt, wide_cotangents)
+    builds = [settle(operator, native) for native in operator.natives]
+    exact_function = settle(operator, operator.golden)
+    first = evaluate(builds[0], inputs, (), {})
+    cotangents = draw_cotangents(first.outputs, seed) if wrt else {}
+    natives = [evaluate(native, inputs, wrt, cotangents) for native in builds]
+    wide, wide_cotangents = widen(inputs), widen(dict(cotangents))
+    golden = evaluate(exact_function, wide, wrt, wide_cotangents)
     _check_golden(golden, first)
-    scales = _find_scales(operator.golden, wide, wrt, wide_cotangents, golden, seed)
-    return References(inputs, wrt, cotangents, golden, natives, scales)
+    scales, options = _perturb_golden(exact_function, wide, wrt, wide_cotangents, golden, seed)
+    if case.exact:  # ties on purpose: perturbation would call every result of a tie undecided
+        scales.update({n: np.abs(to_array(v)) for n, v in golden.outputs.items() if v.is_floating_point()})
+        options = {}
+    return References(inputs, wrt, cotangents, golden, natives, scales, options)
 
 
 def _check_golden(golden: Evaluation, native: Evaluation) -> None:
@@ -171,13 +178,11 @@ def to_array(tensor: torch.Tensor) -> Array:
     return array
 
 
-def _widen(inputs: Inputs) -> Inputs:
-    import torch
-
-    return {n: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for n, v in inputs.items()}
+def widen(inputs: Mapping[str, Any]) -> Inputs:
+    return _map_floating(inputs, lambda value: value.double())
 
 
-def _draw_cotangents(outputs: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+def draw_cotangents(outputs: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
     import torch
 
     generator = torch.Generator().manual_seed(seed + 1)
@@ -185,48 +190,37 @@ def _draw_cotangents(outputs: Mapping[str, torch.Tensor], seed: int) -> dict[str
     return {n: torch.randn(o.shape, generator=generator).to(o.dtype) for n, o in floating.items()}
 
 
-def _find_scales(
+def _perturb_golden(
     golden: Compute,
     inputs: Inputs,
     wrt: tuple[str, ...],
     cotangents: Mapping[str, torch.Tensor],
     base: Evaluation,
     seed: int,
-) -> dict[str, Array]:
-    """S of every output and gradient: how far they move, per unit, when all inputs and all intermediate results move at
-    random by a relative 2^-20."""
+) -> tuple[dict[str, Array], dict[str, list[Array]]]:
+    """S of every output and gradient, and the values of whole-number outputs, when all inputs and all intermediate
+    results move at random by a relative 2^-20."""
     import torch
 
     from precision_align.replay.noise import run_noisily
+    from precision_align.replay.scales import DRAWS, STEP, measure_change, perturb
 
     generator = torch.Generator().manual_seed(seed + 2)
-    start = _join(base)
-    sums = {name: torch.zeros_like(value) for name, value in start.items()}
-    for _ in range(DRAWS):
-        near, pulled = _perturb(inputs, generator), _perturb(dict(cotangents), generator)
-        moved = _join(run_noisily(partial(evaluate, golden, near, wrt, pulled), generator, STEP))
-        for name, value in moved.items():
-            sums[name] += torch.nan_to_num((value - start[name]) / STEP, 0.0, 0.0, 0.0).square()
-    return {name: to_array(_add_row_share((total / DRAWS).sqrt())) for name, total in sums.items()}
+    start = {name: to_array(value) for name, value in base.named().items()}
+    decides = any(values.dtype.kind not in "fc" for values in start.values())
+    moved: dict[str, list[Array]] = {name: [] for name in start}
+    change = perturb(generator)
+    for _ in range(DECISION_DRAWS if decides else DRAWS):
+        near, pulled = _map_floating(inputs, change), _map_floating(cotangents, change)
+        found = run_noisily(partial(evaluate, golden, near, wrt, pulled), generator, STEP).named()
+        for name in start:
+            moved[name].append(to_array(found[name]))
+    floating = {name: values for name, values in start.items() if values.dtype.kind in "fc"}
+    scales = {name: measure_change(values, moved[name]) for name, values in floating.items()}
+    return scales, {name: moved[name] for name in start if name not in floating}
 
 
-def _join(evaluation: Evaluation) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in evaluation.named().items() if value.is_floating_point()}
-
-
-def _perturb(inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _map_floating(inputs: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
     import torch
 
-    def move(value: Any) -> Any:
-        if not torch.is_tensor(value) or not value.is_floating_point():
-            return value
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        return value * (1 + STEP * noise)
-
-    return {name: move(value) for name, value in inputs.items()}
-
-
-def _add_row_share(scale: torch.Tensor) -> torch.Tensor:
-    if scale.dim() == 0 or scale.numel() == 0:
-        return scale
-    return scale + ROW_SHARE * scale.square().mean(dim=-1, keepdim=True).sqrt()
+    return {n: change(v) if torch.is_tensor(v) and v.is_floating_point() else v for n, v in inputs.items()}

@@ -35,6 +35,7 @@ class Autograd(Term):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
+    NOT_APPLICABLE = "not applicable"  # nothing to differentiate: indices, updates, settings
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class MappingRow:
     ``symbols``: the full names it stands for in a source tree; ``function``: the formula; ``modules``: patterns of
     module class names (fnmatch, case-sensitive; with a "." they match the full name, else the last part); ``calls``:
     operator or function names; ``replacement``: the call to write; ``reference``: the formula in plain torch;
-    ``cases``: ids or globs of this folder's cases that prove it.
+    ``cases``: ids or globs of this folder's cases that prove it; ``untested``: why there are none; ``golden``: the
+    reference function in ``golden/functions``, where its name is not the folder's.
     """
 
     id: str
@@ -117,6 +119,8 @@ class MappingRow:
     boundaries: tuple[Boundary, ...] = ()
     rule: RowRule | None = None
     cases: tuple[str, ...] = ()
+    untested: str = ""
+    golden: str = ""
     modules: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     reference: str = ""

@@ -188,6 +188,8 @@ def _build_row(reader: Reader, op: str, file: str) -> MappingRow:
         boundaries=reader.tables("boundaries", _read_boundary),
         rule=reader.table_at("rule", _read_rule, None),
         cases=reader.texts("cases"),
+        untested=reader.text("untested"),
+        golden=reader.text("golden"),
         modules=reader.texts("modules"),
         calls=reader.texts("calls"),
         reference=reader.text("reference"),
@@ -241,5 +243,9 @@ def _check_row(row: MappingRow, reader: Reader) -> None:
             reader.complain("dtypes", f"{dtype!r} is no torch dtype; write float16, bfloat16, float32, ...")
     if row.cases and row.rule is None:
         reader.complain("rule", "is missing: a row with cases says by which rule they are judged, and why")
+    if not row.cases and not row.untested.strip():
+        reader.complain("cases", "are missing: name those that prove the row, or say in `untested` why there are none")
+    if row.cases and row.untested:
+        reader.complain("untested", "contradicts `cases`: the row is tested, delete it")
     if row.status == RowStatus.VERIFIED and row.kind == RowKind.FUSED and not row.differences:
         reader.complain("differences", "is missing: a verified fused operator says how it differs from its source")

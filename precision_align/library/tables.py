@@ -55,6 +55,7 @@ def render_row(row: MappingRow) -> str:
     lines += [f"  boundary     {b.value}{f': {b.expected}' if b.expected else ''}" for b in row.boundaries]
     lines += [f"  rule         {row.rule.name}: {row.rule.reason}"] if row.rule else []
     lines += [f"  cases        precision-align case run {_quote(row.selectors)}"] if row.cases else []
+    lines += [f"  untested     {row.untested}"] if row.untested else []
     lines += [f"  evidence     {e.where} ({e.on}{f', {e.when}' if e.when else ''})" for e in row.evidence]
     lines += [f"  note         {row.note}"] if row.note else []
     return "\n".join(lines)
@@ -95,6 +96,7 @@ def _render_section(row: MappingRow) -> list[str]:
         "Boundary values", [f"{b.value}{f': {b.expected}' if b.expected else ''}" for b in row.boundaries]
     )
     lines += ["", f"Rule: {row.rule.name}. {row.rule.reason}"] if row.rule else []
+    lines += ["", f"Untested: {row.untested}"] if row.untested else []
     lines += _bullets("Evidence", [f"{e.where} ({e.on}{f', {e.when}' if e.when else ''})" for e in row.evidence])
     return lines + (["", f"Note: {row.note}"] if row.note else [])
 

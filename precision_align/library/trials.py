@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import Unavailable
 from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Status
-from precision_align.library.cases import Compute, OpCase, Operator
+from precision_align.library.cases import Compute, OpCase, Operator, settle
 from precision_align.library.folders import FAULTS
-from precision_align.library.judging import RULES, Rule, judge_output
+from precision_align.library.judging import RULES, Rule, judge_choice, judge_output
 from precision_align.library.references import (
     GRADIENT,
     Evaluation,
@@ -45,17 +45,23 @@ class _Finding:
 
 
 def try_replacement(
-    operator: Operator, case: OpCase, references: References, compute: Compute, device: torch.device
+    operator: Operator,
+    case: OpCase,
+    references: References,
+    compute: Compute,
+    device: torch.device,
+    thorough: bool = True,
 ) -> list[CaseResult]:
     """Run ``compute`` on the case and judge outputs and gradients: one result a phase.
 
-    Also: repeats are bit-equal, strides do not matter, inputs stay as they were. Dtype, device, replacement and
-    versions are left to the caller, who knows them.
+    ``thorough``: also that repeats are bit-equal, and that strides and memory format do not matter. Inputs must stay as
+    they were. Dtype, device, replacement and versions are left to the caller, who knows them.
     """
+    settled = settle(operator, compute)
     inputs = place(references.inputs, device, case.layouts)
     cotangents = place(references.cotangents, device, {})
     try:
-        first = evaluate(compute, inputs, references.wrt, cotangents)
+        first = evaluate(settled, inputs, references.wrt, cotangents)
     except Unavailable:
         raise
     except FAULTS as error:
@@ -63,8 +69,10 @@ def try_replacement(
     rule = RULES[operator.rule]
     findings = _judge(rule, first, references, device)
     findings += [_Finding(name, _fail("rewrote its input in place")) for name in _find_rewritten(inputs, references)]
-    findings += _check_strides(rule, references, compute, device)
-    notes = _check_repeat(compute, inputs, references, cotangents, first)
+    notes: Mapping[Phase, str] = {}
+    if thorough:
+        findings += _check_layouts(rule, references, settled, device)
+        notes = _check_repeat(settled, inputs, references, cotangents, first)
     return [_summarise(operator, case, phase, findings, notes) for phase in _phases(references)]
 
 
@@ -130,6 +138,7 @@ def _judge(rule: Rule, evaluation: Evaluation, references: References, device: t
     """By the native build that speaks best for it: each conforms, so to be as good as any of them is enough."""
     actual, golden = evaluation.named(), references.golden.named()
     natives = [native.named() for native in references.natives]
+    by = (rule, RULES["double standard"])  # what moves values exactly still adds gradients up
     wanted = [name for name in natives[0] if references.wrt or not name.startswith(GRADIENT)]
     findings = []
     for name in wanted:
@@ -139,15 +148,26 @@ def _judge(rule: Rule, evaluation: Evaluation, references: References, device: t
             findings.append(_Finding(name, _fail(f"is on {actual[name].device}, its inputs are on {device}")))
         else:
             mine = [native[name] for native in natives]
-            findings.append(
-                _Finding(name, _judge_by_any(rule, actual[name], mine, golden[name], references.scales.get(name)))
+            found = (
+                _judge_by_any(by[name.startswith(GRADIENT)], actual[name], mine, golden[name], references.scales[name])
+                if name in references.scales
+                else _judge_decisions(actual[name], [golden[name], *mine], references.options.get(name, ()))
             )
+            findings.append(_Finding(name, found))
     surplus = sorted(set(actual) - set(natives[0]))
     return findings + [_Finding(name, _fail("is not an output of this operator")) for name in surplus]
 
 
+def _judge_decisions(actual: torch.Tensor, conforming: list[torch.Tensor], options: Sequence[Array]) -> Judgement:
+    """Whole numbers and booleans: the golden value, or where perturbation shows it to hang in the balance another."""
+    if actual.dtype != conforming[1].dtype:
+        return _fail(f"has dtype {_name(actual.dtype)}, must have {_name(conforming[1].dtype)}")
+    possible = [to_array(values) for values in (conforming if options else conforming[:1])]
+    return judge_choice(to_array(actual), [*possible, *options])
+
+
 def _judge_by_any(
-    rule: Rule, actual: torch.Tensor, natives: list[torch.Tensor], golden: torch.Tensor, scale: Array | None
+    rule: Rule, actual: torch.Tensor, natives: list[torch.Tensor], golden: torch.Tensor, scale: Array
 ) -> Judgement:
     judged: list[Judgement] = []
     for native in natives:
@@ -157,16 +177,13 @@ def _judge_by_any(
     return min(judged, key=_badness)
 
 
-def _judge_one(
-    rule: Rule, actual: torch.Tensor, native: torch.Tensor, golden: torch.Tensor, scale: Array | None
-) -> Judgement:
+def _judge_one(rule: Rule, actual: torch.Tensor, native: torch.Tensor, golden: torch.Tensor, scale: Array) -> Judgement:
     if actual.shape != native.shape:
         return _fail(f"has shape {tuple(actual.shape)}, must have {tuple(native.shape)}")
     if actual.dtype != native.dtype:
         return _fail(f"has dtype {_name(actual.dtype)}, must have {_name(native.dtype)}")
     reference = to_array(golden)
-    size = scale if scale is not None else np.zeros(reference.shape)
-    return judge_output(rule, to_array(actual), reference, to_array(native), size, dtype_of(str(actual.dtype)))
+    return judge_output(rule, to_array(actual), reference, to_array(native), scale, dtype_of(str(actual.dtype)))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -199,18 +216,42 @@ def _check_repeat(
     return notes
 
 
-def _check_strides(rule: Rule, references: References, compute: Compute, device: torch.device) -> list[_Finding]:
-    """The same values in strided storage, cotangents too, must be judged right as well."""
-    layouts = dict.fromkeys(references.inputs, "strided")
-    cotangents = place(references.cotangents, device, dict.fromkeys(references.cotangents, "strided"))
+def _check_layouts(rule: Rule, references: References, compute: Compute, device: torch.device) -> list[_Finding]:
+    """The same values in strided storage and, with four dimensions, channels last; cotangents too: right as well."""
+    import torch
+
+    findings = _check_layout(rule, references, compute, device, "strided")
+    pictures = any(torch.is_tensor(value) and value.dim() == 4 for value in references.inputs.values())
+    if pictures and _has_channels_last(device):
+        findings += _check_layout(rule, references, compute, device, "channels last")
+    return findings
+
+
+def _has_channels_last(device: torch.device) -> bool:
+    """Whether the device knows the format; torch_npu refuses it ("only supported contiguous memory format")."""
+    import torch
+
+    try:
+        torch.zeros(1, 2, 2, 2, device=device).contiguous(memory_format=torch.channels_last)
+    except RuntimeError:
+        return False
+    return True
+
+
+_DESCRIBED = {"strided": "that are not contiguous", "channels last": "in the channels-last format"}
+
+
+def _check_layout(
+    rule: Rule, references: References, compute: Compute, device: torch.device, kind: str
+) -> list[_Finding]:
+    layouts = dict.fromkeys(references.inputs, kind)
+    cotangents = place(references.cotangents, device, dict.fromkeys(references.cotangents, kind))
     try:
         result = evaluate(compute, place(references.inputs, device, layouts), references.wrt, cotangents)
     except Exception as error:
-        return [
-            _Finding("output", Judgement(Status.WARN, f"refuses inputs that are not contiguous: {describe(error)}"))
-        ]
+        return [_Finding("output", Judgement(Status.WARN, f"refuses inputs {_DESCRIBED[kind]}: {describe(error)}"))]
     found = _judge(rule, result, references, device)
-    prefix = "with inputs that are not contiguous: "
+    prefix = f"with inputs {_DESCRIBED[kind]}: "
     return [_Finding(f.tensor, replace(f.judgement, why=prefix + f.judgement.why)) for f in found]
 
 

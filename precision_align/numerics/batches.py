@@ -50,6 +50,7 @@ def summarize_batch(tensors: Sequence[Lying]) -> Sequence[Found] | None:
     jobs = np.zeros(len(tensors), dtype=JOB)
     addresses, numels, sizes, dtypes, sketched = zip(*tensors)
     jobs["data"], jobs["count"], jobs["nbytes"] = addresses, numels, sizes
+    jobs["minimum"], jobs["maximum"] = math.inf, -math.inf
     jobs["form"] = forms = [FORM_NUMBERS.get(dtype, 0) for dtype in dtypes]
     sketches = [
         np.empty(count_buckets(numel)) if wanted and form else None

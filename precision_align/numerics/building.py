@@ -13,8 +13,6 @@ import os
 import platform
 import shutil
 import stat
-import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def load_library(source: Path = SOURCE) -> ctypes.CDLL | None:
     folder = cache_folder()
     if compiler is None or folder is None:
         return None
-    with suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{source.stem}-{_identify(compiler, source)}.so"
         if not path.exists() and not _build(compiler, path, source):
@@ -80,6 +78,9 @@ def _describe_cpu() -> str:
 
 def _build(compiler: str, path: Path, source: Path) -> bool:
     """Compile to a name of its own and rename, so that no other process ever loads half a library."""
+    import subprocess  # both needed once a machine
+    import tempfile
+
     failed = path.with_suffix(".failed")
     if failed.exists():  # it would fail again; a new compiler or version has another name
         return False
@@ -88,7 +89,10 @@ def _build(compiler: str, path: Path, source: Path) -> bool:
         message = ""
         for flags in _TRIES:
             command = [compiler, *_FLAGS, *flags, str(source), "-o", str(target)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
+            except subprocess.SubprocessError:
+                return False
             if done.returncode == 0:
                 target.chmod(0o700)
                 target.replace(path)

@@ -87,6 +87,23 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     t->cross += b->cross;
 }
 
+/* The block that may hold the largest relative error, and between which bounds its own lies. */
+struct candidate {
+    int64_t start;
+    double low, high;
+};
+
+/* Whether a block with this upper bound needs no division yet: it is out, or it is the new candidate for certain. */
+INLINE int is_settled(struct candidate *best, int64_t start, double high) {
+    double low = high * (1 - 0x1p-20) - 0x1p-146;
+    if (high <= best->low) return 1;
+    if (low > 0x1p126 || low <= best->high) return 0; /* float32 may have overflowed, or the bounds overlap */
+    *best = (struct candidate){start, low, high};
+    return 1;
+}
+
+INLINE int64_t size_of_block(int64_t n, int64_t start) { return n - start < BLOCK ? n - start : BLOCK; }
+
 #define SUMS absolute, square, signed_sum, actual, expected, cross
 #define COUNTS kept, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected
 #define STORE_SUMS(b)                                                                                                 \
@@ -97,8 +114,8 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     b->nan_expected = nan_expected, b->inf_actual = inf_actual, b->inf_expected = inf_expected
 
 /* Types whose values are float32 values. Sums, |difference| and its maximum are float64, exact where float64 is. The
- * relative error is first taken in float32: only a block whose largest could beat the present one is divided again in
- * float64. Its float32 value is off by less than 2^-22 of itself (two roundings) or 2^-148 (an underflow). */
+ * relative error is first taken in float32, where it is off by less than 2^-22 of itself (two roundings) or 2^-148 (an
+ * underflow): only the block that may hold the largest is divided again in float64. */
 #define NARROW(NAME, WORD, BITS)                                                                                      \
     INLINE int NAME##_block(const WORD *left, const WORD *right, int64_t n, int masked, struct block *b) {            \
         double absolute = 0, square = 0, signed_sum = 0, actual = 0, expected = 0, cross = 0;                         \
@@ -159,25 +176,31 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
         return as_double(ratio);                                                                                      \
     }                                                                                                                 \
     static int64_t NAME##_find(const WORD *left, const WORD *right, int64_t n, double wanted) {                       \
-        for (int64_t i = 0; i < n; i++) {                                                                             \
+        int32_t found = BLOCK;                                                                                        \
+        _Pragma("omp simd reduction(min : found)")                                                                    \
+        for (int32_t i = 0; i < (int32_t)n; i++) {                                                                    \
             double error = (double)as_float(BITS(left, i)) - (double)as_float(BITS(right, i));                        \
-            if (error == wanted || -error == wanted) return i;                                                        \
+            int32_t place = bits_of(error) << 1 == bits_of(wanted) << 1 ? i : BLOCK;                                  \
+            found = place < found ? place : found;                                                                    \
         }                                                                                                             \
-        return 0;                                                                                                     \
+        return found < BLOCK ? found : 0;                                                                             \
     }                                                                                                                 \
     void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
         int64_t worst_block = -1;                                                                                     \
+        struct candidate best = {-1, 0, 0};                                                                           \
         for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = n - start < BLOCK ? n - start : BLOCK;                                                     \
+            int64_t size = size_of_block(n, start);                                                                   \
             struct block b;                                                                                           \
             if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
                 NAME##_block(left + start, right + start, size, 1, &b);                                               \
             add_block(t, &b, start, &worst_block);                                                                    \
-            if (b.max_rel > t->max_rel && b.unequal > b.nonfinite)                                                    \
+            if (b.max_rel > t->max_rel && b.unequal > b.nonfinite && !is_settled(&best, start, b.max_rel))            \
                 t->max_rel = max_of(t->max_rel, NAME##_divide(left + start, right + start, size));                    \
         }                                                                                                             \
+        if (best.start >= 0 && best.high > t->max_rel)                                                                \
+            t->max_rel = max_of(t->max_rel, NAME##_divide(left + best.start, right + best.start, size_of_block(n, best.start)));\
         if (worst_block >= 0)                                                                                         \
-            t->worst = worst_block + NAME##_find(left + worst_block, right + worst_block, n - worst_block, t->max_abs); \
+            t->worst = worst_block + NAME##_find(left + worst_block, right + worst_block, size_of_block(n, worst_block), t->max_abs);\
     }
 
 NARROW(float32, loose_i32, float32_bits)
@@ -232,7 +255,7 @@ NARROW(float16, loose_u16, float16_bits)
     void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
         int64_t worst_block = -1;                                                                                     \
         for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = n - start < BLOCK ? n - start : BLOCK;                                                     \
+            int64_t size = size_of_block(n, start);                                                                   \
             struct block b;                                                                                           \
             if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
                 NAME##_block(left + start, right + start, size, 1, &b);                                               \
@@ -262,46 +285,61 @@ WIDE(uint32, loose_u32, AS_IS, 0)
 /* Histograms over the values finite on both sides: of the distance in units in the last place (bucket = number of its
  * binary digits, the last one open), and of |difference| rounded to float32 (8 bins an octave: its upper 11 bits). The
  * places are computed first, in SIMD code, for a few hundred values; what is not finite gets a place behind the others.
- * Two tables in turn, so that one increment does not wait for the one before it. */
-enum { GROUP = 512 };
+ * Several tables in turn, so that one increment does not wait for the one before it. */
+enum { GROUP = 512, WAYS = 4 };
+#define COUNT(WAY) ulp_tables[WAY][digits[i + WAY]]++, bin_tables[WAY][places[i + WAY]]++
 
-#define SPREAD(NAME, WORD, SIGNED, SIZE, INF, VALUE)                                                                  \
+/* Binary digits of the distance of two words of up to 32 bits, sign-extended. Without the bit behind the first one the
+ * conversion to float32 cannot round up to the next power of two. */
+INLINE int32_t count_digits(int32_t x, int32_t y, int32_t mask) {
+    uint32_t size_x = (uint32_t)(x & mask), size_y = (uint32_t)(y & mask);
+    uint32_t near = size_x > size_y ? size_x - size_y : size_y - size_x;
+    uint32_t far = (x ^ y) < 0 ? size_x + size_y : near;
+    int32_t exponent = (bits_of_float((float)(far & ~(far >> 1))) >> 23) - 126;
+    return exponent < 0 ? 0 : exponent;
+}
+INLINE int32_t count_digits64(int64_t x, int64_t y, int64_t mask) {
+    int64_t size_x = x & mask, size_y = y & mask;
+    double far = (x ^ y) < 0 ? (double)size_x + (double)size_y : (double)(size_x - size_y);
+    int32_t exponent = (int32_t)((bits_of(far) & SIZE64) >> 52) - 1022;
+    exponent = exponent < 0 ? 0 : exponent;
+    return exponent > BUCKETS - 1 ? BUCKETS - 1 : exponent;
+}
+
+#define SPREAD(NAME, WORD, SIGNED, MASK, INF, DIGITS, VALUE)                                                          \
     void spread_##NAME(const WORD *left, const WORD *right, int64_t n, int64_t *ulps, int64_t *bins) {                \
-        uint32_t ulp_tables[2][BUCKETS + 1] = {{0}}, bin_tables[2][BINS + 1] = {{0}};                                 \
+        uint32_t ulp_tables[WAYS][BUCKETS + 1] = {{0}}, bin_tables[WAYS][BINS + 1] = {{0}};                           \
         int32_t digits[GROUP], places[GROUP];                                                                         \
         for (int64_t start = 0; start < n; start += GROUP) {                                                          \
             int32_t size = (int32_t)(n - start < GROUP ? n - start : GROUP);                                          \
             _Pragma("omp simd")                                                                                       \
             for (int32_t i = 0; i < size; i++) {                                                                      \
                 SIGNED x = (SIGNED)left[start + i], y = (SIGNED)right[start + i];                                     \
-                SIGNED size_x = x & SIZE, size_y = y & SIZE;                                                          \
-                int bad = (size_x >= INF) | (size_y >= INF);                                                          \
-                int64_t near = (int64_t)size_x - (int64_t)size_y;                                                     \
-                double far = (SIGNED)(x ^ y) < 0 ? (double)size_x + (double)size_y : (double)near;                    \
-                int32_t exponent = (int32_t)((bits_of(far) & SIZE64) >> 52) - 1022;                                   \
-                exponent = exponent < 0 ? 0 : exponent;                                                               \
-                exponent = exponent > BUCKETS - 1 ? BUCKETS - 1 : exponent;                                           \
-                digits[i] = bad ? BUCKETS : exponent;                                                                 \
+                int bad = ((x & MASK) >= INF) | ((y & MASK) >= INF);                                                  \
+                int32_t found = DIGITS(x, y, MASK);                                                                   \
                 float error = (float)(VALUE(left, start + i) - VALUE(right, start + i));                              \
+                digits[i] = bad ? BUCKETS : found;                                                                    \
                 places[i] = bad ? BINS : (bits_of_float(error) & SIZE32) >> 20;                                       \
             }                                                                                                         \
-            for (int32_t i = 0; i < size; i++) {                                                                      \
-                ulp_tables[i & 1][digits[i]]++;                                                                       \
-                bin_tables[i & 1][places[i]]++;                                                                       \
+            for (int32_t i = size; i < GROUP; i++) digits[i] = BUCKETS, places[i] = BINS;                             \
+            for (int32_t i = 0; i < GROUP; i += WAYS) {                                                               \
+                COUNT(0), COUNT(1), COUNT(2), COUNT(3);                                                               \
             }                                                                                                         \
         }                                                                                                             \
-        for (int i = 0; i < BUCKETS; i++) ulps[i] += (int64_t)ulp_tables[0][i] + ulp_tables[1][i];                    \
-        for (int i = 0; i < BINS; i++) bins[i] += (int64_t)bin_tables[0][i] + bin_tables[1][i];                       \
+        for (int way = 0; way < WAYS; way++) {                                                                        \
+            for (int i = 0; i < BUCKETS; i++) ulps[i] += ulp_tables[way][i];                                          \
+            for (int i = 0; i < BINS; i++) bins[i] += bin_tables[way][i];                                             \
+        }                                                                                                             \
     }
 
-#define FLOAT32_VALUE(words, i) ((double)as_float(float32_bits(words, i)))
-#define BFLOAT16_VALUE(words, i) ((double)as_float(bfloat16_bits(words, i)))
-#define FLOAT16_VALUE(words, i) ((double)as_float(float16_bits(words, i)))
+#define FLOAT32_VALUE(words, i) (as_float(float32_bits(words, i)))
+#define BFLOAT16_VALUE(words, i) (as_float(bfloat16_bits(words, i)))
+#define FLOAT16_VALUE(words, i) (as_float(float16_bits(words, i)))
 #define FLOAT64_VALUE(words, i) (as_double(words[i]))
 typedef int64_t LOOSE loose_i64;
-SPREAD(float32, loose_i32, int32_t, SIZE32, INF32, FLOAT32_VALUE)
-SPREAD(bfloat16, loose_u16, int16_t, 0x7fff, 0x7f80, BFLOAT16_VALUE)
-SPREAD(float16, loose_u16, int16_t, 0x7fff, 0x7c00, FLOAT16_VALUE)
-SPREAD(float64, loose_i64, int64_t, SIZE64, INF64, FLOAT64_VALUE)
+SPREAD(float32, loose_i32, int32_t, SIZE32, INF32, count_digits, FLOAT32_VALUE)
+SPREAD(bfloat16, loose_u16, int16_t, 0x7fff, 0x7f80, count_digits, BFLOAT16_VALUE)
+SPREAD(float16, loose_u16, int16_t, 0x7fff, 0x7c00, count_digits, FLOAT16_VALUE)
+SPREAD(float64, loose_i64, int64_t, SIZE64, INF64, count_digits64, FLOAT64_VALUE)
 
 int difference_version(void) { return VERSION; }

@@ -6,8 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ _MAX_THREADS = 8  # a handful of cores uses up the memory's bandwidth
 _CLOSE = 0.25
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How far ``actual`` is from ``expected``.
 
     ``max_abs``, ``mean_abs``, ``rmse``: of actual - expected over values finite on both sides; ``max_rel``: largest
@@ -63,7 +61,7 @@ class Difference:
 
     def to_dict(self) -> dict[str, float]:
         """All of it by name."""
-        return dict(vars(self))
+        return self._asdict()
 
 
 def measure(actual: Array, expected: Array) -> Difference:
@@ -109,7 +107,10 @@ def tally_words(
     """The sums behind :func:`measure_words`, and the power of two that their values were divided by."""
     kernel = kernel or choose_kernel()
     pair = _Pair(Flat(actual), Flat(expected), make_plan(dtype, expected_dtype, kernel.forms), kernel, release)
-    total = _add_up(pair, actual.size, _count_threads(threads, actual.nbytes) if kernel.threaded else 1)
+    if actual.size <= SPAN:
+        total = pair.tally((0, actual.size))
+    else:
+        total = _add_up(pair, actual.size, _count_threads(threads, actual.nbytes) if kernel.threaded else 1)
     if 1 / SQUARABLE < total.peak < SQUARABLE or total.peak == 0:
         return total, 1.0
     unit = math.ldexp(1.0, max(-1000, min(1000, math.frexp(min(total.peak, sys.float_info.max))[1])))
@@ -163,11 +164,11 @@ class _Pair:
 
 def _add_up(pair: _Pair, size: int, threads: int) -> Tally:
     """The sums over all spans, joined in their order, so that they do not depend on the number of threads."""
-    if size <= SPAN:
-        return pair.tally((0, size))
     spans = list(cut(size, SPAN))
     total = Tally.empty()
     if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(threads, len(spans))) as pool:
             found: Iterable[Tally] = pool.map(pair.tally, spans)
             return _join(total, found, spans)

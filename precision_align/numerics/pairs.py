@@ -52,9 +52,14 @@ def read_array(array: Array) -> tuple[Array, Dtype]:
     return array, DTYPES[array.dtype.name]
 
 
-@cache
 def make_plan(actual: Dtype, expected: Dtype, forms: frozenset[str]) -> Plan:
     """The plan of two dtypes for a kernel that takes ``forms``."""
+    return _make_plan(actual.name, expected.name, forms)  # a name is hashed at once, a row of the table is not
+
+
+@cache
+def _make_plan(actual_name: str, expected_name: str, forms: frozenset[str]) -> Plan:
+    actual, expected = DTYPES[actual_name], DTYPES[expected_name]
     same = _QUANTIZED.get(actual.name, actual.name)
     if actual == expected and same in forms:
         return Plan(same)
@@ -81,9 +86,10 @@ class Flat:
     """A tensor as a row of elements in C order, whatever its layout: pieces come contiguous, aligned and native."""
 
     def __init__(self, words: Array) -> None:
-        self.plain = bool(words.flags.c_contiguous and words.flags.aligned and words.dtype.isnative)
-        self._flat = words.reshape(-1) if words.flags.c_contiguous else words.flat
-        self._native = words.dtype.newbyteorder("=")
+        flags = words.flags
+        self.plain = bool(flags.c_contiguous and flags.aligned and words.dtype.isnative)
+        self._flat = words.reshape(-1) if flags.c_contiguous else words.flat
+        self._native = words.dtype if self.plain else words.dtype.newbyteorder("=")
 
     def piece(self, start: int, stop: int) -> Array:
         """Elements ``start`` to ``stop``: a view where the tensor allows it."""

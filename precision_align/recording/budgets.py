@@ -6,12 +6,16 @@ import weakref
 from typing import Any, Optional
 
 from precision_align.core.terms import Tier
-from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, count_buckets
+from precision_align.numerics.sampling import SAMPLES
+from precision_align.numerics.sketches import count_buckets
 from precision_align.recording.copies import Staged
+from precision_align.storage.entries import WHOLE_BELOW
 
 # Where nobody knows how many steps will come, each may take this share of what is left: it never runs out.
 _SHARE_OF_REST = 8
-_LADDER = (Tier.FULL, Tier.SAMPLE, Tier.SKETCH, Tier.STATISTICS)
+# What is kept where the tier that was asked for does not fit: a sketch says more by the byte than a sample.
+_LADDER = (Tier.SKETCH, Tier.STATISTICS)
+_COSTLY = (Tier.FULL, Tier.SAMPLE, Tier.SKETCH)
 
 
 class Budget:
@@ -37,11 +41,11 @@ class Budget:
 
     def choose(self, wanted: Tier, staged: Staged) -> tuple[Tier, str]:
         """The tier that fits, and the reason where it is less than was wanted."""
-        if wanted not in _LADDER or staged.words is None or self._is_known(staged):
+        if wanted not in _COSTLY or staged.words is None or self._is_known(staged):
             return wanted, ""
         if wanted is Tier.FULL:
             self._sizes.append((staged.nbytes, _cost(Tier.SKETCH, staged)))
-        for tier in _LADDER[_LADDER.index(wanted) :]:
+        for tier in dict.fromkeys((wanted, *_LADDER)):
             cost = _cost(tier, staged)
             above = self._cutoff is not None and tier is Tier.FULL and staged.nbytes > self._cutoff
             if tier is Tier.STATISTICS or (not above and self._used + cost <= self._allowance):
@@ -86,7 +90,8 @@ class Budget:
 
 def _cost(tier: Tier, staged: Staged) -> int:
     """Bytes that a tensor takes in the dump at a tier."""
-    if tier is Tier.FULL or staged.nbytes < WHOLE_BELOW_BYTES:
-        return staged.nbytes if tier in (Tier.FULL, Tier.SAMPLE, Tier.SKETCH) else 0
+    if tier is Tier.FULL or staged.nbytes < WHOLE_BELOW.get(tier, 0):
+        return int(staged.nbytes)
     numel = 1 if staged.words is None else int(staged.words.size)
-    return 8 * count_buckets(numel) if tier in (Tier.SAMPLE, Tier.SKETCH) else 0
+    sizes: dict[Tier, int] = {Tier.SAMPLE: 8 * SAMPLES, Tier.SKETCH: 8 * count_buckets(numel)}
+    return sizes.get(tier, 0)

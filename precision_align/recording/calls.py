@@ -12,10 +12,12 @@ import torch
 
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
+from precision_align.recording.consumers import Targets
 from precision_align.recording.copies import Staged
 from precision_align.recording.forcing import Forcer
-from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, running_node, watch_call
+from precision_align.recording.gradients import Ledger, Output, watch_call
 from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.nodes import graph_task, running_node
 from precision_align.recording.origins import caller_line
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
@@ -108,7 +110,7 @@ class CallRecorder:
 
         Worker threads (DataParallel) see an empty stack while the root's call is open on another thread.
         """
-        return graph_task() == -1 and not self._frames and (scope == "" or self._num_open == 0)
+        return graph_task() == -1 and not self.frames and (scope == "" or self._num_open == 0)
 
     def start_step(self) -> None:
         """Number calls from 0 again; frames that a KeyboardInterrupt or an early stop left behind are dropped."""
@@ -122,10 +124,11 @@ class CallRecorder:
     @property
     def open_frames(self) -> Sequence[Frame]:
         """The module calls that run on this thread, the innermost last."""
-        return self._frames
+        return self.frames
 
     @property
-    def _frames(self) -> list[Frame]:
+    def frames(self) -> list[Frame]:
+        """The same, to be changed."""
         try:
             stacks: dict[int, list[Frame]] = self._local.frames
         except AttributeError:
@@ -135,9 +138,8 @@ class CallRecorder:
             stacks[task] = []
         return stacks[task]
 
-    def enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
-        """Before a module's forward."""
-        frames = self._frames
+    def enter(self, frames: list[Frame], module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+        """Before a module's forward; ``frames``: the calls around it."""
         above = frames[-1] if frames else None
         tree, leaves = flatten_call(args, kwargs)
         replica = None
@@ -178,7 +180,7 @@ class CallRecorder:
 
         Returns what the module is to return instead, None (nearly always) for what it has returned.
         """
-        frames = self._frames
+        frames = self.frames
         if not frames or frames[-1].module is not module:
             if not any(frame.module is module for frame in frames):
                 return None
@@ -264,7 +266,8 @@ class CallRecorder:
             told = extra if tensor is given else {**extra, "forced": True}
             self._hand_over(frame, Role.OUTPUT, path, own, told)
             local = prefixed("output", path)
-            frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
+            if len(leaves) > 1:
+                frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
                 parent.remember(tensor, _name_result(frame.place.scope, frame.place.call, local), staged)
             outputs.append(Output(local, tensor, extra))

@@ -34,35 +34,33 @@ class Staged:
     (``address``) the array is made when it is asked for.
     """
 
-    __slots__ = ("__weakref__", "_offset", "_slab", "_words", "address", "form", "parts")
+    __slots__ = ("__weakref__", "_slab", "_words", "address", "form", "parts")
 
     def __init__(
         self,
         form: Form,
+        slab: Optional[Array] = None,
+        address: int = 0,
         words: Optional[Array] = None,
         parts: Sequence[tuple[str, Staged]] = (),
-        slab: Optional[Array] = None,
-        offset: int = 0,
-        address: int = 0,
     ) -> None:
-        self.form, self._words, self.parts = form, words, parts
-        self._slab, self._offset, self.address = slab, offset, address
+        self.form, self._slab, self.address, self._words, self.parts = form, slab, address, words, parts
 
     def seen_as(self, form: Form) -> Staged:
         """The same bytes in the slab, of a tensor of another form."""
-        return Staged(form, None, (), self._slab, self._offset, self.address)
+        return Staged(form, self._slab, self.address)
 
     def changed(self, **fields: Any) -> Staged:
         """The same words or parts; some of what is known of the tensor is another."""
         form = replace(self.form, **fields)
-        return Staged(form, self.words, self.parts) if self._slab is None else self.seen_as(form)
+        return Staged(form, words=self.words, parts=self.parts) if self._slab is None else self.seen_as(form)
 
     @property
     def words(self) -> Optional[Array]:
         """The raw words."""
         if self._words is None and self._slab is not None:
-            word = DTYPES[self.form.dtype].word
-            self._words = np.ndarray(self.form.shape, word, self._slab, self._offset)
+            offset = self.address - int(self._slab.__array_interface__["data"][0])
+            self._words = np.ndarray(self.form.shape, DTYPES[self.form.dtype].word, self._slab, offset)
         return self._words
 
     def __getattr__(self, name: str) -> Any:
@@ -200,7 +198,7 @@ def describe(
         reason=reason,
         extra=extra or {},
     )
-    return Staged(form, words, parts)
+    return Staged(form, words=words, parts=parts)
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from precision_align.recording.gradients import graph_task
+from precision_align.recording.nodes import graph_task
 from precision_align.recording.origins import caller_line
 
 _ALERT = re.compile(r"(\S+) does not have a deterministic implementation")

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 import torch
 
+from precision_align.devices.npu import falls_back
 from precision_align.recording.companions import Companion
 from precision_align.recording.hops import Hops
 from precision_align.recording.origins import caller_line
@@ -62,12 +63,21 @@ class Findings(Companion):
         with self._lock:
             self._fallbacks[named.group(0) if named else "an operator", caller_line()] += 1
 
-    def look_at_operator(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], line: str) -> None:
-        """One operator that ran: did it leave its device or lower its dtype?"""
-        if any(cast in name for cast in _CASTS):
-            return
-        before = _floating([tensor for _, tensor in inputs])
+    def look_at_operator(
+        self, func: Any, inputs: Sequence[Any], outputs: Sequence[Any], line: str, wanted: Any = None
+    ) -> None:
+        """One operator that ran: did it leave its device or lower its dtype? ``wanted``: the dtype it was asked for."""
+        name = str(func)
+        if any(tensor.device.type == "npu" for _, tensor in inputs) and falls_back(func):
+            with self._lock:
+                self._fallbacks[func.name(), line] += 1
         after = _floating([tensor for _, tensor in outputs])
+        if wanted in _RANKS:
+            before = wanted
+        elif any(cast in name for cast in _CASTS):
+            return
+        else:
+            before = _floating([tensor for _, tensor in inputs])
         if before is not None and after is not None and _RANKS[after] < _RANKS[before]:
             with self._lock:
                 self._demotions[name, f"{before} to {after}".replace("torch.", ""), line] += 1
@@ -88,7 +98,7 @@ class Findings(Companion):
         """Write the notes, the most frequent first."""
         for (name, line), count in self._fallbacks.most_common(_SHOWN):
             where = f" at {line}" if line else ""
-            self._tape.note(f"CPU fallback: {name} ran on the CPU{where} (warned of {count} times)")
+            self._tape.note(f"CPU fallback: {name} ran on the CPU{where} ({count} times)")
         for (name, change, line), count in self._demotions.most_common(_SHOWN):
             self._tape.note(f"dtype lowered: {name} turned {change} at {line} ({count} times)")
         self.hops.tell(self._tape.note, _SHOWN)

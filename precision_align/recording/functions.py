@@ -20,9 +20,11 @@ from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
-from precision_align.recording.gradients import Ledger, Output, Targets, graph_task, watch_call
+from precision_align.recording.consumers import Targets
+from precision_align.recording.gradients import Ledger, Output, watch_call
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.nodes import graph_task
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import list_state
 from precision_align.recording.sightings import Sighting

@@ -13,37 +13,17 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 
 from precision_align.core.terms import Phase, Role
+from precision_align.recording.consumers import Targets, find_consumers
+from precision_align.recording.nodes import graph_task, sequence_of
 from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Place, Shelf, Tape
 
-Edge = tuple[Any, int]  # an autograd node and the number of its output
-
 LATE = "gradients that arrived after their step had ended were not recorded"
-
-
-# The number of the backward pass that runs on this thread, -1 outside.
-graph_task: Callable[[], int] = torch._C._current_graph_task_id
-
-
-def running_node() -> tuple[int, int]:
-    """The backward pass and the number of the autograd node that runs on this thread, (-1, -1) outside.
-
-    Torch versions that do not tell the node give -1 for it.
-    """
-    current = getattr(torch._C, "_current_autograd_node", None)
-    node = None if current is None else current()
-    return graph_task(), -1 if node is None else sequence_of(node)
-
-
-def sequence_position() -> Optional[int]:
-    """The number that this thread's next autograd node gets, or None where torch does not tell."""
-    peek = getattr(torch.autograd, "_get_sequence_nr", None)
-    return None if peek is None else int(peek())
 
 
 class Tap:
@@ -82,11 +62,7 @@ class Tap:
         self.task = -1
 
     def take(self, gradient: Optional[torch.Tensor]) -> None:
-        """One contribution; None where autograd had nothing to send."""
-        if self.is_single:
-            if gradient is not None:
-                self._record(gradient)
-            return
+        """One contribution of several; None where autograd had nothing to send."""
         self._seen += 1
         if gradient is not None:
             with untouched():
@@ -102,10 +78,11 @@ class Tap:
     def finish(self) -> None:
         """Record what came, at the latest when the backward pass ends."""
         if self._sum is not None:
-            self._record(self._sum)
+            self.record(self._sum)
         self._sum, self._seen = None, 0
 
-    def _record(self, gradient: torch.Tensor) -> None:
+    def record(self, gradient: torch.Tensor) -> None:
+        """Copy a whole gradient and hand it over."""
         if self._dtype is not None and self._dtype is not gradient.dtype:
             with untouched():
                 gradient = gradient.detach().to(self._dtype)
@@ -183,10 +160,11 @@ class Ledger:
                 return
             with self._lock:
                 for tap, index in slots:
-                    if tap.is_single:
-                        tap.take(gradients[index])
-                    else:
-                        self._take_share(tap, gradients[index])
+                    gradient = gradients[index]
+                    if not tap.is_single:
+                        self._take_share(tap, gradient)
+                    elif gradient is not None:
+                        tap.record(gradient)
         except Exception as error:
             self.tape.excuse("a gradient", error)
 
@@ -225,98 +203,6 @@ class Ledger:
                 self.tape.excuse("a gradient", error)
 
 
-@dataclass
-class Targets:
-    """Where gradients enter a call's inputs and own parameters, taken before the call (in-place code rebases edges).
-
-    ``edges``: (id of node, output number) -> path, for tensors with a history; ``leaves``: id of tensor -> path;
-    ``boundary``: nodes numbered below it were made before the call. ``keep`` holds the nodes so that their ids last;
-    ``also``: path -> further paths of the same tensor; ``dtypes`` of the tensors by path.
-    """
-
-    edges: dict[tuple[int, int], str] = field(default_factory=dict)
-    leaves: dict[int, str] = field(default_factory=dict)
-    boundary: int = 0
-    keep: dict[int, Any] = field(default_factory=dict)
-    also: dict[str, list[str]] = field(default_factory=dict)
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-
-    def add(self, path: str, tensor: torch.Tensor) -> None:
-        """One more input or parameter; those that need no gradient do not count, nor does the same tensor again."""
-        if not tensor.requires_grad:
-            return
-        node = tensor.grad_fn
-        if node is None:
-            first = self.leaves.setdefault(id(tensor), path)
-        else:
-            first = self.edges.setdefault((id(node), tensor.output_nr), path)
-            self.keep[id(node)] = node
-        self.dtypes.setdefault(first, tensor.dtype)
-        if first != path:
-            self.also.setdefault(first, []).append(path)
-
-    def set_boundary(self) -> None:
-        """Take the boundary, now; without help from torch: the youngest input's number."""
-        position = sequence_position()
-        if position is None:
-            position = max((sequence_of(node) + 1 for node in self.keep.values()), default=0)
-        self.boundary = position
-
-    def __bool__(self) -> bool:
-        return bool(self.edges or self.leaves)
-
-
-def sequence_of(node: Any) -> int:
-    """The number of an autograd node in its thread's order of creation."""
-    return int(node._sequence_nr())
-
-
-# The types of nodes that stand for leaves, and of casts; no Function of a user's can have these names.
-_LEAF, _CAST = "AccumulateGrad", "ToCopyBackward0"
-
-
-def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
-    """The nodes made inside the call that send gradients to its targets: path -> (node, index of its gradient).
-
-    Walks from the outputs' nodes (``roots``) back to what was made before the call.
-    """
-    found: dict[str, list[Edge]] = {}
-    if not targets:
-        return found
-    seen: dict[int, Any] = {}  # keeps the nodes' Python objects alive, so that their ids stay their own
-    keep, boundary = targets.keep, targets.boundary
-    stack = [node for node in roots if node is not None]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen or id(node) in keep or type(node).__name__ == _LEAF:
-            continue
-        seen[id(node)] = node
-        if node._sequence_nr() < boundary:
-            continue
-        for index, (below, number) in enumerate(node.next_functions):
-            if below is None:
-                continue
-            path = _path_of(below, number, targets)
-            if path is not None:
-                found.setdefault(path, []).append((node, index))
-            elif id(below) not in seen:
-                stack.append(below)
-    return found
-
-
-def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    kind = type(node).__name__
-    if kind == _LEAF:
-        return targets.leaves.get(id(node.variable)) if targets.leaves else None
-    if kind == _CAST:
-        # Autocast casts a parameter once and shares the cast between all calls: what this call sends to the cast is
-        # its share, what the cast sends on is everybody's.
-        below = node.next_functions[0][0]
-        if below is not None and type(below).__name__ == _LEAF and id(below.variable) in targets.leaves:
-            return targets.leaves[id(below.variable)]
-    return targets.edges.get((id(node), number))
-
-
 class Output(NamedTuple):
     """One output tensor of a call: its gradient's path and what is known of it (``same_as``)."""
 
@@ -340,7 +226,11 @@ class _Slots:
 
 
 def watch_call(
-    ledger: Ledger, place: Place, outputs: Sequence[Output], targets: Targets, common: Mapping[str, Any]
+    ledger: Ledger,
+    place: Place,
+    outputs: Sequence[Output],
+    targets: Targets,
+    common: Mapping[str, Any],
 ) -> None:
     """Set the hooks for one finished call; ``common`` goes into all its records' ``extra``.
 

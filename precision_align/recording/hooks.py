@@ -22,6 +22,9 @@ is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_n
 _WITH_FAST_PATH = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
 
 
+_SHOWN = 5
+
+
 def ignore_call(*arguments: Any) -> None:
     """What a hook becomes in a copy of the model, pickled or deep-copied during a session."""
 
@@ -85,15 +88,21 @@ class Hooks:
         self._hooked: dict[int, weakref.ref[torch.nn.Module]] = {}  # an id alone may come again
         self._callable: dict[str, None] = {}
 
-    def attach(self, model: torch.nn.Module) -> None:
-        """Hook every module that has no hooks of ours yet (models may grow while they run)."""
-        if all(id(module) in self._hooked for module in walk_modules(model)):
+    def attach(self, model: torch.nn.Module, begins: bool = True) -> None:
+        """Hook every module that has no hooks of ours yet (models may grow while they run).
+
+        ``begins``: a step does; what is new then may have been called before.
+        """
+        if all(self._knows(module) for module in walk_modules(model)):
             return
         modules, _ = first_names(model)
-        for scope, module in modules.items():
-            known = self._hooked.get(id(module))
-            if known is not None and known() is module:
-                continue
+        new = {scope: module for scope, module in modules.items() if not self._knows(module)}
+        if self._hooked and begins and new:
+            shown = ", ".join(map(repr, list(new)[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
+            self._note(
+                f"modules that came or were replaced meanwhile: {shown}; their calls until then were not recorded"
+            )
+        for scope, module in new.items():
             self._hooked[id(module)] = weakref.ref(module)
             if isinstance(module, torch.jit.ScriptModule):
                 self._note(f"module {scope!r} is compiled TorchScript and takes no hooks: its calls were not recorded")
@@ -106,6 +115,10 @@ class Hooks:
                     "only where no hooks are attached, so without capture its last bits may differ"
                 )
             self._attach_one(scope, module)
+
+    def _knows(self, module: torch.nn.Module) -> bool:
+        known = self._hooked.get(id(module))
+        return known is not None and known() is module
 
     def _attach_one(self, scope: str, module: torch.nn.Module) -> None:
         if type(module).forward is not torch.nn.Module.forward:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from precision_align.recording.gradients import graph_task
+from precision_align.recording.nodes import graph_task
 
 
 class BackwardListener:

@@ -26,8 +26,8 @@ from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.findings import Findings
-from precision_align.recording.gradients import graph_task, running_node, sequence_position
 from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.nodes import graph_task, running_node, sequence_position
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import list_state
 from precision_align.recording.storages import storage_of
@@ -63,6 +63,7 @@ class _Running:
     tree: Tree
     leaves: Leaves
     producers: dict[str, str]
+    wanted: Optional[torch.dtype]
     written: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
@@ -163,7 +164,8 @@ class OperatorRecorder(Companion):
         tree, leaves = flatten_arguments({"args": args, "kwargs": kwargs})
         producers = {path: text for path, tensor in leaves if (text := self._producers.find(tensor))}
         clock = self._tape.clock
-        running = _Running(func, place, spot, clock.next_identity(), self._tape.tick(), tree, leaves, producers)
+        wanted = kwargs.get("dtype")
+        running = _Running(func, place, spot, clock.next_identity(), self._tape.tick(), tree, leaves, producers, wanted)
         if computes(func):
             for path, tensor in leaves:
                 self._record(running, Role.INPUT, path, tensor)
@@ -258,7 +260,7 @@ class OperatorRecorder(Companion):
             if id(tensor) not in returned:
                 self._record(running, Role.OUTPUT, prefixed(WRITTEN, path), tensor)
                 self._producers.remember(tensor, f"{running.identity}:{prefixed(WRITTEN, path)}")
-        self._findings.look_at_operator(running.place.op, running.leaves, leaves, running.spot.line)
+        self._findings.look_at_operator(running.func, running.leaves, leaves, running.spot.line, running.wanted)
 
     def _record(self, running: _Running, role: Role, path: str, tensor: torch.Tensor) -> None:
         place = running.place

@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.models import Models
 from precision_align.recording.tape import Place, Tape
 
 
@@ -59,7 +60,7 @@ class Inventory:
 def walk_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Every module once, without its name: a fraction of the cost of ``named_modules``."""
     seen: set[int] = set()
-    stack: list[Optional[torch.nn.Module]] = [model]
+    stack: list[Optional[torch.nn.Module]] = [*model._modules.values()] if isinstance(model, Models) else [model]
     while stack:
         module = stack.pop()
         if module is not None and id(module) not in seen:
@@ -111,11 +112,12 @@ class ParameterRecorder:
                 self._record(item, Phase.BACKWARD, Role.GRADIENT, gradient, ordinal)
 
     def _record(self, item: Owned, phase: Phase, role: Role, tensor: torch.Tensor, ordinal: int) -> None:
-        if not self._tape.plan.wants_scope(item.scope):
+        tape, clock = self._tape, self._tape.clock
+        if not tape.plan.wants_scope(item.scope):
             return
-        clock = self._tape.clock
         place = Place(clock.step, clock.batch, item.scope, 0)
-        self._tape.record(place, Source.PARAMETERS, phase, role, item.local, tensor, ordinal=ordinal)
+        shelf, staged = tape.find_shelf(place), tape.stage(tensor)
+        tape.put(shelf, place, Source.PARAMETERS, phase, role, item.local, ordinal, staged, None)
 
 
 def gradient_of(parameter: torch.Tensor) -> Optional[torch.Tensor]:

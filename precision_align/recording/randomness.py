@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -18,8 +19,8 @@ from precision_align.storage.hashing import digest_bytes
 # Philox generators (CUDA, NPU) have a state of 16 bytes: the seed and the offset, 64 bits each.
 _PHILOX_BYTES = 16
 _cuda_is_initialized: Callable[[], bool] = torch.cuda.is_initialized
-_last: dict[str, tuple[torch.Tensor, int, str]] = {}
-_described: dict[str, str] = {}
+# Where the CPU has the only generator: its last state, how many bytes that has (0: not known), and what was said of it.
+_settled: tuple[torch.Tensor, int, Mapping[str, str]] = (torch.empty(0), 0, {})
 
 
 def describe_generators() -> Mapping[str, str]:
@@ -27,47 +28,48 @@ def describe_generators() -> Mapping[str, str]:
 
     A counter-based generator is described as "SEED+OFFSET", any other by a fingerprint of its whole state, 16
     hexadecimal digits: equal texts mean that the same numbers come next. One object as long as nothing was drawn.
+    Empty inside a torch.func transform, where a new tensor is a wrapper without memory.
     """
-    global _described
-    if has_modes():  # reading a state goes through dispatch modes too
-        with untouched():
-            found = _describe_all()
-    else:
+    try:
+        return _describe_generators()
+    except RuntimeError:
+        return {}
+
+
+def _describe_generators() -> Mapping[str, str]:
+    global _settled
+    alone = not _cuda_is_initialized() and "torch_npu" not in sys.modules
+    if alone and not has_modes():
+        before, size, described = _settled
+        state = torch.default_generator.get_state()
+        if size and not compare_memory(before.data_ptr(), state.data_ptr(), size):
+            return described
+    with untouched():  # reading a state goes through dispatch modes too
+        state = torch.default_generator.get_state()
         found = _describe_all()
-    if found != _described:
-        _described = found
-    return _described
+        _settled = (state, state.nbytes if alone else 0, found)
+    return found
 
 
 def _describe_all() -> dict[str, str]:
-    try:
-        found = {"cpu": _describe("cpu", torch.default_generator.get_state())}
-    except RuntimeError:  # inside a torch.func transform a new tensor is a wrapper without memory
-        return {}
-    if not _cuda_is_initialized() and "torch_npu" not in sys.modules:
-        return found
+    found = {"cpu": _describe(torch.default_generator.get_state())}
     for name in ("cuda", "npu"):
         device = getattr(torch, name, None)
         if device is None or (name == "npu" and "torch_npu" not in sys.modules):
             continue
         try:
             if device.is_initialized():
-                place = f"{name}:{device.current_device()}"
-                found[place] = _describe(place, device.get_rng_state())
+                found[f"{name}:{device.current_device()}"] = _describe(device.get_rng_state())
         except (AttributeError, RuntimeError, NotImplementedError):  # a simulated device, a graph being captured
             continue
     return found
 
 
-def _describe(name: str, state: torch.Tensor) -> str:
-    known = _last.get(name)
-    size = state.nbytes
-    # most calls draw nothing: the state is still the last one
-    if known is None or known[1] != size or compare_memory(known[0].data_ptr(), state.data_ptr(), size):
-        known = _last[name] = (state, size, _fingerprint(state.numpy().tobytes()))
-    return known[2]
+def _describe(state: torch.Tensor) -> str:
+    return _fingerprint(state.numpy().tobytes())
 
 
+@lru_cache(maxsize=8)  # most calls draw nothing
 def _fingerprint(data: bytes) -> str:
     if len(data) != _PHILOX_BYTES:
         return digest_bytes(data)[:16]

@@ -232,7 +232,7 @@ class Recorder:
             self._info = update_models(self._info, self._model)
         self._others.add(scope)
         if self._tape.clock.recording:
-            self._hooks.attach(self._model)
+            self._hooks.attach(self._model, begins=False)
             if "parameters" in self._tape.plan.sources:
                 self._tape.guard("parameters", self._parameters.record_start, scope)
         return scope
@@ -291,12 +291,14 @@ class Recorder:
         ):
             return
         try:
-            if self._calls.is_outermost(scope):
+            frames = self._calls.frames
+            if not frames and self._calls.is_outermost(scope):
                 self._begin_forward(scope, module)
                 if scope == "":
                     self._crew.start_batch(args, kwargs)
+                frames = self._calls.frames
             if clock.recording:
-                self._calls.enter(module, scope, args, kwargs)
+                self._calls.enter(frames, module, scope, args, kwargs)
         except Exception as error:
             self._tape.excuse(f"the call of {scope!r}", error)
 

@@ -18,7 +18,7 @@ import torch
 from precision_align.core.dtypes import DTYPES
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
 from precision_align.recording.shards import describe_shard, local_shard
-from precision_align.recording.slabs import Slabs
+from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
@@ -29,13 +29,16 @@ REUSED_BYTES = 1 << 28
 REUSED_COPIES = 1 << 14
 # Of copies from a device only the last ones: they are reused at once or not at all.
 REUSED_ON_DEVICE = 32
-# Storages that were freed (FSDP) have data pointers near zero: offsets without a base. No mapping lies there.
-_LOWEST_ADDRESS = 1 << 32
+# Storages that were freed (FSDP) have data pointers near zero: offsets without a base. What lies below this is looked
+# at more closely; the mappings of ordinary processes lie above it.
+_LOWEST_ADDRESS = 1 << 36
 # From here on a copy takes longer than handing the interpreter's lock over and back.
 _LONG_BYTES = 1 << 20
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_NO_SLAB = Slab(0)
+_UP = ALIGNMENT - 1
 _copy_locked = ctypes.memmove
 
 
@@ -94,6 +97,7 @@ class Stager:
 
     def __init__(self, limit: Optional[int] = None) -> None:
         self._slabs = Slabs(default_staging_bytes() if limit is None else limit)
+        self._slab, self._next, self._end = _NO_SLAB, 0, 0
         self._forms: dict[tuple[Any, ...], Optional[Form]] = {}
         self._copies: dict[int, Staged] = {}  # by the address that was copied
         self._held_bytes = 0
@@ -109,6 +113,7 @@ class Stager:
         """Give memory back that waits for the next copies."""
         self.forget()
         self._slabs.clear()
+        self._slab, self._next, self._end = _NO_SLAB, 0, 0
 
     def stage(self, tensor: torch.Tensor) -> Staged:
         """A :class:`Staged` of any tensor, never an exception."""
@@ -142,19 +147,44 @@ class Stager:
             return None
         nbytes = form.nbytes
         known = self._copies.get(pointer)
-        if known is not None and known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
-            return known if known.form is form else known.seen_as(form)
-        slab, offset, address = self._slabs.take(nbytes)
+        if known is not None:
+            if known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
+                return known if known.form is form else known.seen_as(form)
+            self._held_bytes -= known.form.nbytes
+        address = self._reserve(nbytes)
         (_copy_locked if nbytes < _LONG_BYTES else _copy_unlocked)(address, pointer, nbytes)
-        staged = Staged(form, None, (), slab, offset, address)
-        self._remember(pointer, staged, nbytes if known is None else nbytes - known.form.nbytes)
+        self._copies[pointer] = staged = Staged(form, self._slab.array, address)
+        self._held_bytes += nbytes
+        if self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
+            self._let_go()
         return staged
 
-    def _remember(self, pointer: int, staged: Staged, more: int) -> None:
-        self._copies[pointer] = staged
-        self._held_bytes += more
+    def _reserve(self, nbytes: int) -> int:
+        """The address of so many bytes in ``self._slab``."""
+        address = self._next
+        if address + nbytes > self._end:
+            self._slab = _NO_SLAB  # let go of the last one first: it may be free by now
+            self._slab = self._slabs.find(nbytes)
+            address = self._slab.address
+            self._end = address + (SLAB_BYTES if nbytes <= OWN_BYTES else 0)
+        self._next = (address + nbytes + _UP) & -ALIGNMENT
+        return address
+
+    def _let_go(self) -> None:
+        """Forget the oldest copies."""
         while self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
             self._held_bytes -= self._copies.pop(next(iter(self._copies))).form.nbytes
+
+    def _stage_strided(self, tensor: torch.Tensor) -> Optional[Staged]:
+        """A tensor in the CPU's memory, but in another order (channels last, a transposed view); None for any other."""
+        if not tensor.is_cpu or tensor.layout is not _STRIDED or not _has_words(tensor) or _repeats(tensor):
+            return None
+        form = describe(tensor).form
+        address = self._reserve(form.nbytes)
+        offset = address - int(self._slab.array.__array_interface__["data"][0])
+        room = torch.from_numpy(self._slab.array[offset : offset + form.nbytes])
+        room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        return Staged(form, self._slab.array, address)
 
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
         shard = describe_shard(tensor)
@@ -165,8 +195,8 @@ class Stager:
         reason = _obstacle(tensor)
         if reason:
             return describe(tensor, reason=reason)
-        if type(tensor) in _PLAIN_TYPES:
-            plain = self._stage_plain(tensor)
+        if type(tensor) in _PLAIN_TYPES and not tensor.is_nested:
+            plain = self._stage_plain(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
         state = _version_state(tensor)
@@ -181,15 +211,22 @@ class Stager:
         return staged
 
 
-def _make_form(tensor: torch.Tensor) -> Optional[Form]:
-    """The form of a plain CPU tensor whose memory is its words in logical C order, None for all others."""
+def _has_words(tensor: torch.Tensor) -> bool:
+    """Whether NumPy can show its memory as the words of its dtype, and there is any."""
     name = dtype_name(tensor)
     row = DTYPES.get(name)
-    if row is None or row.kind == "quantized" or name == "complex32" or not tensor.numel():
-        return None
-    if not tensor.is_contiguous() or any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape)):
-        return None
-    return describe(tensor).form
+    return row is not None and row.kind != "quantized" and name != "complex32" and tensor.numel() > 0
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether it is expanded: a dimension of several elements lies in one place."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape))
+
+
+def _make_form(tensor: torch.Tensor) -> Optional[Form]:
+    """The form of a plain CPU tensor whose memory is its words in logical C order, None for all others."""
+    plain = _has_words(tensor) and tensor.is_contiguous() and not _repeats(tensor)
+    return describe(tensor).form if plain else None
 
 
 def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
@@ -201,7 +238,7 @@ def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
     """
     if type(tensor) is not torch.Tensor or tensor.is_inference() or tensor.is_cpu or tensor.device.type == "meta":
         return None
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return None
     looks = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
     return (tensor._version, tensor.data_ptr(), *looks)
@@ -217,6 +254,8 @@ def _obstacle(tensor: torch.Tensor) -> str:
         return "a meta tensor has no values"
     if _is_transformed(tensor):
         return "inside a torch.func transform"
+    if tensor.layout is _STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.untyped_storage().nbytes():
+        return "its memory was freed"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "inside a CUDA graph capture"
     if kind not in _PLAIN_TYPES and not _has_default_dispatch(kind) and layout_of(tensor) != "jagged":

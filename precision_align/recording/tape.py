@@ -66,24 +66,24 @@ class Clock:
 class Shelf:
     """The slots of one place's records, the same in every step."""
 
-    __slots__ = ("_fixed", "_rank", "_slots", "tier")
+    __slots__ = ("_fixed", "_rank", "slots", "tier")
 
     def __init__(self, rank: int, place: Place, tier: Tier) -> None:
         self._rank, self.tier = rank, tier
         self._fixed = (place.scope, place.call, place.pass_, place.op)
-        self._slots: dict[tuple[Any, ...], Slot] = {}
+        self.slots: dict[tuple[Any, ...], Slot] = {}
 
     def find(
         self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
     ) -> Slot:
         """The slot of a record."""
         try:
-            looks = (source, phase, role, path, ordinal, *extra.items()) if extra else (source, role, path, ordinal)
-            return self._slots[looks]
+            looks = (source, phase, role, path, ordinal, *(extra.items() if extra else ()))
+            return self.slots[looks]
         except KeyError:
-            if len(self._slots) >= _MAX_SLOTS:  # extras that never come again
-                self._slots.clear()
-            slot = self._slots[looks] = self._make(source, phase, role, path, ordinal, extra)
+            if len(self.slots) >= _MAX_SLOTS:  # extras that never come again
+                self.slots.clear()
+            slot = self.slots[looks] = self._make(source, phase, role, path, ordinal, extra)
             return slot
         except TypeError:  # a list in extra
             return self._make(source, phase, role, path, ordinal, extra)
@@ -193,7 +193,9 @@ class Tape:
         order: Optional[int] = None,
     ) -> None:
         """As :meth:`hand_over`, where the shelf is known; ``number``: the ordinal in the key."""
-        slot = shelf.find(source, phase, role, path, number, extra)
+        slot = None if extra else shelf.slots.get((source, phase, role, path, number))
+        if slot is None:
+            slot = shelf.find(source, phase, role, path, number, extra)
         with self._lock:
             tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
             if order is None:
@@ -203,7 +205,7 @@ class Tape:
             self.num_records += 1
             if self._waiting_bytes >= _BATCH_BYTES or len(self._waiting) >= _BATCH_ITEMS:
                 self._hand_on()
-        for name, part in staged.parts:
+        for name, part in staged.parts or ():
             self.put(shelf, place, source, phase, role, f"{path}#{name}", number, part, extra)
 
     def call(self, call: Union[Call, DeferredCall]) -> None:

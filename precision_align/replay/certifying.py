@@ -17,6 +17,7 @@ import torch
 
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.records import TensorRecord
+from precision_align.core.terms import Status
 from precision_align.devices.arithmetic import Arithmetic
 from precision_align.devices.dispatch import ExecutionMode
 from precision_align.devices.profiles import Profile
@@ -49,8 +50,15 @@ class Certified:
 
 
 def certify_call(replayer: Replayer, node: Recorded, backward: bool) -> Iterator[Certified]:
-    """Certify the floating results of one call, one after the other. Raises NotReplayable."""
+    """Certify the floating results of one call, one after the other.
+
+    Raises NotReplayable, also where the code given is not what computed the records: against its golden the recorded
+    error would be a floor under which anything passes.
+    """
     judging, slots = replayer.open_call(node, backward)
+    judged = [judging.judge_slot(slot) for slot in slots]
+    if any(target is not None and target.judgement.status == Status.FAIL for target in judged):
+        raise NotReplayable("the code given does not compute what was recorded")
     variants = dict(_run_variants(replayer, node, judging, backward))
     for child, path, record in slots:
         if record is None or record.reason or not dtype_of(record.dtype).is_floating:

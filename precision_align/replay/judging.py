@@ -21,7 +21,7 @@ from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
 from precision_align.replay.noise import RoundingNoise
 from precision_align.replay.randomness import judge_dropout
-from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.replayability import NotReplayable, find_obstacle
 from precision_align.replay.scales import (
     DRAWS,
     STEP,
@@ -171,8 +171,9 @@ class Replayer:
     def _prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
         fresh = style.change or (torch.clone if style.gradients else None)
         if self._root is None:
-            if node.children:
-                raise NotReplayable("no replay module was given: only stock torch.nn leaves are replayed")
+            obstacle = find_obstacle(node.call.kind, self._attributes(node), bool(node.children))
+            if obstacle:
+                raise NotReplayable(obstacle)
             return self._models.build_stock(node.scope, node.call, self._attributes(node), style.golden, fresh), {}
         module, inside = self._models.copy_call(node.scope, style.golden, fresh)
         children: dict[str, nn.Module] = {}

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.trees import Unbuildable, rebuild
 from precision_align.replay.lifting import lift
-from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.replayability import STOCK, NotReplayable
 from precision_align.replay.values import load_tensor, torch_value
 from precision_align.storage.base import Dump
 
@@ -209,11 +209,17 @@ def find_results(root: nn.Module) -> list[torch.Tensor]:
 
 def find_stock(kind: str) -> Optional[type]:
     """A class of torch.nn by its full name, or None."""
-    if not kind.startswith("torch.nn.modules."):
+    if not kind.startswith(STOCK):
         return None
     place, _, name = kind.rpartition(".")
     found = getattr(sys.modules.get(place), name, None)
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+def list_constructor_arguments(kind: str) -> list[str]:
+    """Names of the constructor arguments of a stock torch.nn class; [] for what is none."""
+    found = find_stock(kind)
+    return _list_arguments(found) if found is not None else []
 
 
 def _list_arguments(kind: type) -> list[str]:

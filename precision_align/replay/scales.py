@@ -97,17 +97,24 @@ def perturb(generator: torch.Generator) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def estimate_scale(golden: Array, perturbed: Sequence[Array], dtype: str) -> Scale:
-    """S from float64 results under perturbed inputs: RMS over the draws of |change| / STEP, plus some of the row's."""
-    with np.errstate(all="ignore"):
-        total = np.zeros(golden.shape)
-        for values in perturbed:
-            change = np.abs(values - golden) / STEP
-            total += np.square(np.nan_to_num(change, nan=0.0, posinf=0.0))
-        size = np.sqrt(total / max(len(perturbed), 1))
-    row = np.sqrt(np.mean(np.square(size), axis=-1, keepdims=True)) if size.ndim else size
+    """S from float64 results under perturbed inputs, with the coefficient of an S that no formula gives."""
     low = dtype_of(dtype).roundoff >= 2.0**-11
     coefficient = GENERIC_COEFFICIENT_LOW if low else GENERIC_COEFFICIENT_FLOAT32
-    return Scale(size + ROW_SHARE * row, coefficient)
+    return Scale(measure_change(golden, perturbed), coefficient)
+
+
+def measure_change(golden: Array, perturbed: Sequence[Array]) -> Array:
+    """RMS over the draws of |change| / STEP, plus some of the row's. A draw of another shape (a decision fell the other
+    way) tells nothing."""
+    fitting = [values for values in perturbed if values.shape == golden.shape]
+    with np.errstate(all="ignore"):
+        total = np.zeros(golden.shape)
+        for values in fitting:
+            change = np.abs(values - golden) / STEP
+            total += np.square(np.nan_to_num(change, nan=0.0, posinf=0.0))
+        size = np.sqrt(total / max(len(fitting), 1))
+    row = np.sqrt(np.mean(np.square(size), axis=-1, keepdims=True)) if size.ndim and size.size else size
+    return np.asarray(size + ROW_SHARE * row)
 
 
 def _make(values: torch.Tensor, coefficient: float, origin: str, **more: object) -> Scale:

@@ -62,6 +62,7 @@ def list_commands(findings: Findings) -> list[str]:
         commands.append(join_command("compare", *sides, "-o", "report.html"))
         if findings.first is not None and findings.first.key:
             commands.append(_show(candidate, findings.first.key))
+            commands.append(join_command("case", "extract", candidate, findings.first.key, "-o", "mine"))
     following = suggest_command(findings)
     return commands + ([following] if following and following not in commands else [])
 

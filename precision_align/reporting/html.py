@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precision_align import __version__
-from precision_align.core.errors import Unavailable
 from precision_align.core.results import Curve, Divergence, Findings, RecordResult
 from precision_align.core.terms import Status
 from precision_align.reporting.columns import find_record, pack_records
 from precision_align.reporting.commands import list_commands, suggest_command
 from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
+from precision_align.reporting.pages import build_policy, open_templates, read_asset, trust
 from precision_align.reporting.serialization import encode_curve
 from precision_align.reporting.wording import (
     SEVERITY,
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
 SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
 SHOWN_OTHERS = 50  # a run in which everything fails; the table has them all
@@ -53,49 +49,30 @@ _MARK_OPEN, _MARK_CLOSE = "\ue000", "\ue001"  # private use: quote() lets none t
 
 def render_html(report: Findings, *, language: str = "en") -> str:
     """The whole page; ``language`` is the one it opens in. Raises Unavailable where jinja2 is not installed."""
-    environment = _build_environment()
-    data = _escape_json({**_pack_page(report), "language": language})
-    head, body = _read_asset("scripts/theme.js"), _join_scripts()
+    environment = build_environment()
+    data = escape_json({**_pack_page(report), "language": language})
+    head, body = read_asset("scripts/theme.js"), _join_scripts()
     return environment.get_template("report.html.j2").render(
         report=report,
         language=language,
         version=__version__,
         shown_metrics=SHOWN_METRICS,
-        policy=_build_policy(head, body),
-        style=_markup(_read_asset("vendor/uPlot-1.6.32.min.css") + _read_asset("report.css")),
-        head_script=_markup(head),
-        body_script=_markup(body),
-        data=_markup(data),
+        policy=build_policy(head, body),
+        style=trust(read_asset("vendor/uPlot-1.6.32.min.css") + read_asset("report.css")),
+        head_script=trust(head),
+        body_script=trust(body),
+        data=trust(data),
         **_describe(report),
     )
 
 
-def _build_environment() -> Environment:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise Unavailable(
-            "HTML reports need jinja2: pip install 'precision-align[analysis]' "
-            "(report.json needs nothing; 'precision-align report' turns it into HTML where jinja2 is)"
-        ) from None
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def build_environment() -> Environment:
+    environment = open_templates()
     environment.globals.update(t=_say_everywhere, sentence=_phrase_everywhere, scope=_name_everywhere, metric=_label)
     environment.filters.update(
         number=format_number, share=format_share, bytes=format_bytes, safe_text=quote, breakable=_make_breakable
     )
     return environment
-
-
-def _markup(text: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(text)  # our own assets, and JSON that went through _escape_json
 
 
 def _in_every_language(texts: Mapping[str, str]) -> Markup:
@@ -145,31 +122,17 @@ def _make_breakable(text: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 
-def _escape_json(data: Any) -> str:
+def escape_json(data: Any) -> str:
     """JSON that no text in it can end: no <, >, & and no line separators, for a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _read_asset(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
 def _join_scripts() -> str:
-    parts = [_read_asset(f"scripts/{name}.js") for name in SCRIPTS]
+    parts = [read_asset(f"scripts/{name}.js") for name in SCRIPTS]
     return (
-        _read_asset("vendor/uPlot-1.6.32.iife.min.js") + '\n(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
+        read_asset("vendor/uPlot-1.6.32.iife.min.js") + '\n(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
     )
-
-
-def _build_policy(*scripts: str) -> str:
-    """A content security policy: nothing is fetched, and only these scripts run, whatever a name may contain."""
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
 _SCRIPT_TEXTS = (

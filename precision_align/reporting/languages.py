@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from precision_align.reporting.trainingtexts import TRAINING
+
 LANGUAGES = ("en", "zh")
 
 
@@ -134,6 +136,7 @@ _METRICS = {
     "metric.raw_mismatched": ("share of values that differ between the runs", "两次运行不相等的数值占比"),
     "metric.raw_nonfinite": ("values with NaN or Inf on one side", "仅一侧为 NaN/Inf 的数值个数"),
     "metric.raw_worst_index": ("flat index of the largest difference", "差值最大处的一维下标"),
+    "metric.raw_sampled": ("elements sampled", "抽样的元素数"),
     "metric.raw_sketch_rel_l2": ("relative L2 difference, from sketches", "相对 L2 差（由草图估计）"),
     "metric.raw_statistics_moved": ("largest relative move of a statistic", "统计量的最大相对变化"),
     "metric.raw_over_max": ("largest difference over the largest value", "最大差值与最大值之比"),
@@ -213,10 +216,7 @@ _PAGE = {
     "page.records": ("Records", "记录"),
     "page.tree": ("Modules", "模块"),
     "page.coverage": ("What was seen", "覆盖范围"),
-    "page.coverage.lead": (
-        "A verdict holds only for what was judged.",
-        "结论仅对已判定的内容成立。",
-    ),
+    "page.coverage.lead": ("A verdict holds only for what was judged.", "结论仅对已判定的内容成立。"),
     "page.notes": ("What was not seen, and other notes", "未覆盖内容与说明"),
     "page.runs": ("The two runs", "两次运行"),
     "page.runs.differ": ("{count} differ", "{count} 项不同"),
@@ -224,10 +224,7 @@ _PAGE = {
     "page.runs.same": ("nothing differs", "没有不同"),
     "page.runs.all": ("Show what is equal too", "同时显示相同项"),
     "page.reproduce": ("How to reproduce", "如何复现"),
-    "page.reproduce.lead": (
-        "From the folder that holds the dumps:",
-        "在存放转储的目录中执行：",
-    ),
+    "page.reproduce.lead": ("From the folder that holds the dumps:", "在存放转储的目录中执行："),
     "page.reference": ("Reference", "参考"),
     "page.candidate": ("Candidate", "候选"),
     "page.absent": ("no reference run: judged by replay alone", "没有参考运行：仅由重放判定"),
@@ -357,6 +354,8 @@ _COMMANDS = {
     ),
     "cli.advice": ("to do: {advice}", "建议：{advice}"),
     "cli.interrupted": ("interrupted", "已中断"),
+    "cli.kept": ("kept in {path}: the same command goes on from there", "已保存到 {path}，重新执行即可继续"),
+    "cli.resumed": ("going on with {count} results from {path}", "从 {path} 继续，沿用其中 {count} 个结果"),
     "cli.saved": ("saved {path}", "已保存 {path}"),
     "cli.coverage": (
         "only {share} of the records were judged, less than --min-coverage {minimum}: too little to rely on.",
@@ -381,7 +380,15 @@ _COMMANDS = {
     ),
     "verb.loss": ("find the step where two loss curves part", "找出两条损失曲线分开的步骤"),
     "verb.case": ("test one operator, or all of the library, on a device", "在设备上测试单个或全部算子"),
+    "verb.golden": (
+        "record op results on CUDA, hold an NPU against them elsewhere",
+        "在 CUDA 机器上记录算子结果，并在无 CUDA 的 NPU 机器上比对",
+    ),
     "verb.map": ("look up what replaces an operator on Ascend and how it differs", "查询算子在昇腾上的替代实现及差异"),
+    "verb.scan": (
+        "find what a source tree needs of CUDA",
+        "查找源码中的 CUDA 依赖及其在昇腾上的替代",
+    ),
     "verb.doctor": ("check versions, devices and arithmetic switches here", "检查本机的版本、设备与运算开关"),
     "verb.report": ("turn a saved result into HTML, Markdown or JUnit", "将保存的结果转换为 HTML、Markdown 或 JUnit"),
     "title.PA100": ("The command line or the call is wrong", "命令行或调用有误"),
@@ -393,9 +400,11 @@ _COMMANDS = {
     "title.PA204": ("The file is from a newer version", "文件来自更新的版本"),
     "title.PA205": ("The dumps have nothing in common", "两个转储没有共同的记录"),
     "title.PA206": ("The log has no curve that can be read", "日志中没有可读取的曲线"),
+    "title.PA207": ("Nothing was recorded", "没有录制到任何内容"),
     "title.PA210": ("The disk is full", "磁盘已满"),
     "title.PA300": ("Something optional is missing", "缺少可选组件"),
     "title.PA999": ("Unexpected error", "意外错误"),
 }
 
 TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **_COMMANDS}
+TEXTS.update(TRAINING)

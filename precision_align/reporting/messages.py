@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from precision_align.reporting.trainingtexts import TRAINING_SENTENCES
+
 # code -> what to do next (English, Chinese); and the word by which an English message shows that it says so already
 ADVICE = {
     "PA100": ("see --help", "用 --help 查看用法后重试"),
@@ -27,6 +29,7 @@ ADVICE = {
     ),
     "PA205": ("compare two runs of the same model", "请确认两次运行使用的是同一个模型、并有共同的步骤"),
     "PA206": ("see 'precision-align loss --help'", "请看 precision-align loss --help 中支持的格式"),
+    "PA207": ("name the model with --model, or see docs/recording.md", "用 --model 指明模型，或参阅 docs/recording.md"),
     "PA210": ("free some space, or name another place", "请释放空间，或写到别处"),
     "PA300": ("install it, or choose another", "请安装所缺组件，或换一种方式"),
     "PA999": (
@@ -205,7 +208,7 @@ def advise(code: str, text: str, language: str) -> str:
 
 @lru_cache(maxsize=1)
 def _compile_sentences() -> list[tuple[re.Pattern[str], str]]:
-    return [(_compile(english), chinese) for english, chinese in (*SENTENCES, *REASONS)]
+    return [(_compile(english), chinese) for english, chinese in (*SENTENCES, *REASONS, *TRAINING_SENTENCES)]
 
 
 def _compile(template: str) -> re.Pattern[str]:

@@ -134,6 +134,11 @@ class Dump(Protocol):
         Raises KeyError, DumpDamaged.
         """
 
+    def sample(self, key: Key) -> Array | None:
+        """The sample of a tensor (see :mod:`~precision_align.numerics.sampling`) in float64, taken now where the
+        payload is stored; None where there is neither. Raises KeyError, DumpDamaged.
+        """
+
     def close(self) -> None:
         """Let go of open files."""
 

@@ -70,12 +70,12 @@ class Blob:
         self._reserve = reserve
         self._dataset: Any = None
         self._staging = np.empty(CHUNK, dtype=np.uint8)
-        self._known: dict[bytes, int] = {}
+        self._known: dict[tuple[bytes, int], int] = {}
         self.size = 0
 
     def append(self, data: Array, digest: bytes) -> int:
         """The offset of uint8[n], aligned to 64 bytes; bytes of the same hash and length are stored once."""
-        name = digest + len(data).to_bytes(8, "little")
+        name = (digest, len(data))
         found = self._known.get(name)
         if found is None:
             spare = -self.size % ALIGNMENT

@@ -106,12 +106,16 @@ class DeferredDraft:
     def __init__(self, slot: Slot, step: int, micro: int, order: int, tier: Tier, reason: str, copy: Copy) -> None:
         self.slot, self.step, self.micro, self.order = slot, step, micro, order
         self.tier, self.reason, self.copy = tier, reason, copy
-        self._record: TensorRecord | None = None
 
     @property
     def words(self) -> Array | None:
         """The raw words."""
         return self.copy.words
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The record's ``extra``; most often it is the slot's."""
+        return self.slot.extra if not self.copy.parts and not self.copy.form.extra else self.record.extra
 
     @property
     def key_text(self) -> str:
@@ -121,25 +125,29 @@ class DeferredDraft:
     @property
     def record(self) -> TensorRecord:
         """The record without digest and statistics."""
-        if self._record is None:
-            form, extra = self.copy.form, {**self.copy.form.extra, **self.slot.extra}
-            if self.copy.parts:
-                extra["parts"] = [name for name, _ in self.copy.parts]
-            self._record = TensorRecord(
-                key=self.slot.key(self.step, self.micro),
-                dtype=form.dtype,
-                shape=form.shape,
-                stride=form.stride,
-                layout=form.layout,
-                device=form.device,
-                requires_grad=form.requires_grad,
-                order=self.order,
-                tier=self.tier,
-                nbytes=form.nbytes,
-                reason=form.reason or self.reason,
-                extra=extra,
-            )
-        return self._record
+        found: TensorRecord | None = getattr(self, "_record", None)
+        if found is None:
+            found = self._record = self._make()
+        return found
+
+    def _make(self) -> TensorRecord:
+        form, extra = self.copy.form, {**self.copy.form.extra, **self.slot.extra}
+        if self.copy.parts:
+            extra["parts"] = [name for name, _ in self.copy.parts]
+        return TensorRecord(
+            key=self.slot.key(self.step, self.micro),
+            dtype=form.dtype,
+            shape=form.shape,
+            stride=form.stride,
+            layout=form.layout,
+            device=form.device,
+            requires_grad=form.requires_grad,
+            order=self.order,
+            tier=self.tier,
+            nbytes=form.nbytes,
+            reason=form.reason or self.reason,
+            extra=extra,
+        )
 
 
 class DeferredCall(NamedTuple):

@@ -16,20 +16,22 @@ from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import Statistics, TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.numerics.batches import Lying, Values, summarize_batch
+from precision_align.numerics.sampling import SAMPLES, sample
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import AnyDraft
 from precision_align.storage.drafts import DeferredDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
-SAMPLE_REASON = "samples are not kept in this version: a sketch was stored instead"
+# Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
+WHOLE_BELOW = {Tier.SKETCH: WHOLE_BELOW_BYTES, Tier.SAMPLE: 8 * SAMPLES}
 
 
 class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
     ``source``: the record as it came, or the draft that makes it when asked; ``values``: those of the statistics;
-    ``words``: None where no payload is kept; ``sketch``: None where it is not stored.
+    ``words``: None where no payload is kept; ``sketch``: None where it is not stored; of the tier SAMPLE the sample.
     """
 
     __slots__ = ("digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
@@ -79,6 +81,7 @@ class Finisher:
     def __init__(self) -> None:
         self._summaries: dict[tuple[bytes, str], tuple[Values | None, Array | None]] = {}
         self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+        self._samples: dict[tuple[bytes, str], Array] = {}
         self.payloads = True
         self.reason = ""
 
@@ -86,13 +89,14 @@ class Finisher:
         """Drop the memory of earlier tensors (at the end of a file)."""
         self._summaries.clear()
         self._digests.clear()
+        self._samples.clear()
 
     def prepare(self, drafts: Iterable[AnyDraft]) -> None:
         """Hash and summarize in one go those that :meth:`finish` will be asked for next, where that is possible."""
         new: dict[int, tuple[Any, Lying]] = {}
         for draft in drafts:
             holder = draft.copy if isinstance(draft, DeferredDraft) else draft.words
-            if holder is None or id(holder) in new or self._known_digest(holder):
+            if holder is None or id(holder) in new or (id(holder) in self._digests and self._known_digest(holder)):
                 continue
             lying = locate(draft)
             if lying is not None:
@@ -107,8 +111,8 @@ class Finisher:
         """Compute what the record's tier asks for.
 
         The finished record's ``tier`` says what is stored: FULL where the payload is (also of a tensor under 4 KB
-        whose sketch was asked for). Without usable words that is what the record came with, hash or statistics taken
-        on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
+        whose sketch was asked for, or under 16 KB whose sample was). Without usable words that is what the record came
+        with, hash or statistics taken on the device, or nothing: FINGERPRINT with an empty digest, with a reason.
         """
         if isinstance(draft, DeferredDraft) and draft.copy.address:
             return self._finish_copy(draft)
@@ -130,7 +134,9 @@ class Finisher:
         copy, form = draft.copy, draft.copy.form
         words = copy.words
         assert words is not None
-        tier, reason = self._decide(draft.tier, form.nbytes)
+        tier, reason = draft.tier, ""
+        if tier is not Tier.STATISTICS:
+            tier, reason = self._decide(tier, form.nbytes)
         digest = self._digest(copy, words)
         values, table = self._summarize(digest, words, dtype_of(form.dtype), tier)
         kept = words if tier is Tier.FULL else None
@@ -152,13 +158,17 @@ class Finisher:
         reason = ""
         if type(wanted) is not Tier:
             wanted = Tier(wanted)
-        if wanted is Tier.SAMPLE:
-            wanted, reason = Tier.SKETCH, SAMPLE_REASON
-        if wanted is Tier.SKETCH and nbytes < WHOLE_BELOW_BYTES:
+        if nbytes < WHOLE_BELOW.get(wanted, 0):
             wanted, reason = Tier.FULL, ""
         if wanted is Tier.FULL and not self.payloads:
             return Tier.SKETCH, self.reason
         return wanted, reason
+
+    def _sample(self, digest: bytes, words: Array, dtype: Dtype) -> Array:
+        found = self._samples.get((digest, dtype.name))
+        if found is None:
+            found = self._samples[digest, dtype.name] = sample(words, dtype)
+        return found
 
     def _summarize(self, digest: bytes, words: Array, dtype: Dtype, tier: Tier) -> tuple[Values | None, Array | None]:
         if tier is Tier.FINGERPRINT:
@@ -170,6 +180,8 @@ class Finisher:
             values = values or _get_values(summarize(words, dtype))
             table = sketch(words, dtype) if missing else table
             self._summaries[digest, dtype.name] = (values, table)
+        if tier is Tier.SAMPLE:
+            return values, self._sample(digest, words, dtype)
         return values, table if tier is Tier.SKETCH else None
 
 

@@ -19,6 +19,7 @@ from precision_align.core.terms import Tier
 from precision_align.storage.base import Dump
 from precision_align.storage.foreign.arrays import SAFETENSORS
 from precision_align.storage.hashing import digest_bytes
+from precision_align.storage.patience import PatientFile
 
 FORMATS = ("hdf5", "npy", "safetensors", "pt")
 # HDF5 keeps link names up to 64 KiB; far shorter ones are already unreadable in any viewer.
@@ -61,13 +62,15 @@ def describe_words(dtype: str) -> str:
 
 def _export_hdf5(dump: Dump, folder: Path) -> Path:
     path = folder / "tensors.h5"
-    with h5py.File(path, "w") as file:
+    with PatientFile(path) as target, h5py.File(target, "w") as file:
         for record, words in _stored(dump):
             dataset = file.create_dataset(name_dataset(record), data=words)
             dataset.attrs["dtype"] = record.dtype
             note = describe_words(record.dtype)
             if note:
                 dataset.attrs["note"] = note
+            if target.error is not None:
+                break
     return path
 
 

@@ -29,6 +29,21 @@ from precision_align.storage.texts import TextReader, count_keys, decode_keys
 _MAPPED_TABLE_BYTES = 1 << 20
 
 
+class _Translation:
+    """Turns what NumPy, h5py and our own decoding raise on nonsense into DumpDamaged. A class, because a generator
+    would double what it costs to look up a small tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BROKEN) and not isinstance(error, DumpError):
+            raise DumpDamaged(f"{self._path} is damaged: {first_line(error)}; record it again") from error
+
+
 class PartFile:
     """A finished file. ``sequence`` counts the files of one rank from 0; ``keys`` are in the order of ``index``.
 
@@ -39,6 +54,7 @@ class PartFile:
     def __init__(self, path: Path, handles: Handles | None = None) -> None:
         self.path = path
         self._handles = handles or Handles(1)
+        self._translating = _Translation(path)
         self._sketches: Array | None = None
         self._verified: set[int] = set()
         self._blobs: dict[str, Extents] = {}
@@ -52,17 +68,8 @@ class PartFile:
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        with self._handles.open(self.path) as file, self._translating():
+        with self._handles.open(self.path) as file, self._translating:
             yield file
-
-    @contextmanager
-    def _translating(self) -> Iterator[None]:
-        try:
-            yield
-        except DumpError:
-            raise
-        except BROKEN as error:
-            raise DumpDamaged(f"{self.path} is damaged: {first_line(error)}; record it again") from error
 
     def _read(self, file: Any) -> None:
         if str(file.attrs.get("format", "")) != layout.FORMAT:
@@ -78,6 +85,9 @@ class PartFile:
         self._info = self._read_table(file, "info")
         self._keys = self._read_table(file, "keys")
         self.index = self._read_table(file, "index")
+        # columns that every look-up needs, several times cheaper to index than rows
+        self._flags, self._offsets = self.index["flags"], self.index["offset"]
+        self._stored, self._expanded = self.index["stored"], self.index["expanded"]
         self._calls = self._read_table(file, "calls")
         self._series = self._read_table(file, "series")
         num_keys = count_keys(self._keys)
@@ -124,19 +134,19 @@ class PartFile:
     @cached_property
     def keys(self) -> list[str]:
         """The text forms of the keys. Raises DumpDamaged."""
-        with self._translating():
+        with self._translating:
             return decode_keys(self._keys)
 
     def record(self, row: int) -> TensorRecord:
         """The record of one index row. Raises DumpDamaged."""
-        with self._translating():
+        with self._translating:
             record = read_record(self.index[row], self.keys[row], self.texts)
         return record if self._digests_compare else replace(record, digest=b"")
 
     @cached_property
     def info(self) -> RunInfo:
         """The run's information as it was when the file was finished. Raises DumpDamaged."""
-        with self._translating():
+        with self._translating:
             return decode_info(self._info.tobytes().decode("ascii"))
 
     @property
@@ -146,12 +156,12 @@ class PartFile:
 
     def calls(self) -> list[Call]:
         """All calls in it, in the order they were put. Raises DumpDamaged."""
-        with self._translating():
+        with self._translating:
             return read_calls(self._calls, self.texts)
 
     def points(self) -> list[Point]:
         """All points in it, in the order they were put. Raises DumpDamaged."""
-        with self._translating():
+        with self._translating:
             return read_points(self._series, self.texts)
 
     def payload(self, row: int, record: TensorRecord | None = None) -> Array | None:
@@ -159,14 +169,13 @@ class PartFile:
 
         ``record``: the row's, where the caller has built it already. Raises DumpDamaged.
         """
-        place = self.index[row]
-        if not place["flags"] & layout.HAS_PAYLOAD:
+        if not self._flags[row] & layout.HAS_PAYLOAD:
             return None
         record = record or self.record(row)
-        start, stored = int(place["offset"]), int(place["stored"])
-        with self._translating():
-            words = _unpack(self._read_bytes(record, start, stored), record, int(place["expanded"]))
-        self._verify(row, words, place)
+        start, stored = int(self._offsets[row]), int(self._stored[row])
+        with self._translating:
+            words = _unpack(self._read_bytes(record, start, stored), record, int(self._expanded[row]))
+        self._verify(row, words)
         return words
 
     def map_payload(self, row: int, record: TensorRecord | None = None) -> Array | None:
@@ -174,12 +183,11 @@ class PartFile:
 
         The hash is verified when a row is read for the first time. Raises DumpDamaged.
         """
-        place = self.index[row]
-        if not place["flags"] & layout.HAS_PAYLOAD:
+        if not self._flags[row] & layout.HAS_PAYLOAD:
             return None
         record = record or self.record(row)
-        start, stored = int(place["offset"]), int(place["stored"])
-        with self._translating():
+        start, stored = int(self._offsets[row]), int(self._stored[row])
+        with self._translating:
             where = self._extents(record).locate(start, stored)
             if where is None:
                 return None
@@ -187,15 +195,16 @@ class PartFile:
                 data = self._handles.map(self.path).view(where, stored)
             except OSError:  # a file system without mmap, or no room for one more mapping
                 return None
-            words = _unpack(data, record, int(place["expanded"]), copy=False)
+            words = _unpack(data, record, int(self._expanded[row]), copy=False)
         # One tensor may be larger than memory: what was hashed is let go of and read again by whoever wants it.
-        self._verify(row, words, place, release_pages if stored > RESIDENT_BYTES // 2 else None)
+        if row not in self._verified:
+            self._verify(row, words, release_pages if stored > RESIDENT_BYTES // 2 else None)
         return words
 
-    def _verify(self, row: int, words: Array, place: np.void, release: Release | None = None) -> None:
+    def _verify(self, row: int, words: Array, release: Release | None = None) -> None:
         if row in self._verified:
             return
-        if self._digest(words, release) != place["digest"].tobytes():
+        if self._digest(words, release) != self.index["digest"][row].tobytes():
             raise DumpDamaged(f"{self.path}: the payload of {self.keys[row]} does not fit its hash; record it again")
         self._verified.add(row)
 
@@ -225,9 +234,14 @@ class PartFile:
 
     def sketch(self, row: int) -> Array | None:
         """The stored sketch of one row in float64, or None. Raises DumpDamaged."""
+        return self._read_sketch(row) if self._flags[row] & layout.HAS_SKETCH and self._sketches_compare else None
+
+    def sample(self, row: int) -> Array | None:
+        """The stored sample of one row (see :mod:`~precision_align.numerics.sampling`), or None. Raises DumpDamaged."""
+        return self._read_sketch(row) if self._flags[row] & layout.HAS_SAMPLE else None
+
+    def _read_sketch(self, row: int) -> Array:
         place = self.index[row]
-        if not place["flags"] & layout.HAS_SKETCH or not self._sketches_compare:
-            return None
         if self._sketches is None:
             with self._reading() as file:
                 self._sketches = self._read_table(file, "sketches")

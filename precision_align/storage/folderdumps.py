@@ -69,6 +69,9 @@ class LazyRecords(Sequence[TensorRecord]):
     @overload
     def __getitem__(self, position: slice) -> list[TensorRecord]: ...
     def __getitem__(self, position: Any) -> Any:
+        built = self._built.get(position) if type(position) is int else None
+        if built is not None:
+            return built
         if isinstance(position, slice):
             return [self[number] for number in range(*position.indices(len(self)))]
         number = range(len(self))[position]
@@ -182,6 +185,11 @@ class FolderDump(DumpView):
         """The stored sketch at a position, or None. Raises DumpDamaged."""
         part, row = self._locate(position)
         return part.sketch(row)
+
+    def stored_sample(self, position: int) -> Array | None:
+        """The stored sample at a position, or None. Raises DumpDamaged."""
+        part, row = self._locate(position)
+        return part.sample(row)
 
     def _locate(self, position: int) -> tuple[PartFile, int]:
         part, row = self._places[position].tolist()

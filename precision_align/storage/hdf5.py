@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Union
 
+import h5py  # noqa: F401 (it must be loaded before us: what ends a process runs in reverse order, and its end ends HDF5)
+
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
@@ -35,7 +37,7 @@ from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
-from precision_align.storage.parts import MAX_ROWS, Part
+from precision_align.storage.parts import Part
 from precision_align.storage.queues import ByteQueue
 from precision_align.storage.rings import Ring
 from precision_align.storage.runs import Run, write_run
@@ -247,7 +249,10 @@ class Hdf5Sink:
         return isinstance(item, _EndStep) and item.last
 
     def _take(self, item: _Item) -> None:
-        if isinstance(item, _EndStep):
+        if isinstance(item, list):
+            for one in item:
+                self._add(one)
+        elif isinstance(item, _EndStep):
             self._points = [value for value in self._points if self._part is not None or not value.saved]
             if item.last and self._points:
                 self._open_part()
@@ -255,16 +260,17 @@ class Hdf5Sink:
         elif isinstance(item, _Value):
             self._points.append(item)
         else:
-            for one in item if isinstance(item, list) else [item]:
-                self._add(one)
+            self._add(item)
 
     def _add(self, item: Any) -> None:
-        part = self._open_part()
+        part = self._part
+        if part is None:
+            part = self._open_part()
         if isinstance(item, (Call, DeferredCall)):
             part.add_call(item)
         else:
             self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
-        if part.nbytes >= self._settings.part_bytes or part.num_rows >= MAX_ROWS:
+        if part.is_full:
             self._finish_part()
 
     def _open_part(self) -> Part:

@@ -31,6 +31,7 @@ HAS_DIGEST = 2
 HAS_STATISTICS = 4
 HAS_PAYLOAD = 8
 HAS_SKETCH = 16
+HAS_SAMPLE = 32  # then `sketch_offset` and `sketch_length` are of the sample, which stands among the sketches
 
 # One row a tensor. `word`: NumPy dtype of the raw words; `shape`, `stride` in elements, the first `ndim` of them valid
 # (more than 8 dimensions: see `wide`); `offset`, `stored`: where the payload lies in `blob`, in bytes; `expanded`: bit

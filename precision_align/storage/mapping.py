@@ -104,12 +104,22 @@ def release_pages(view: Array) -> None:
             file.release(start - first, view.size * view.itemsize)
 
 
+def _list_chunks(dataset: Any) -> list[Any]:
+    """All chunks of a low-level dataset. Asked for one by one, each costs a walk through those before it."""
+    found: list[Any] = []
+    if hasattr(dataset, "chunk_iter"):  # h5py 3.8 with HDF5 1.14
+        dataset.chunk_iter(found.append)
+        return found
+    return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
+
+
 class Extents:
     """Where the bytes of a chunked or contiguous dataset lie in its file, as far as no filter is in the way."""
 
     def __init__(self, dataset: Any) -> None:
         self._chunk = 0
         self._offsets: Array = np.zeros(0, dtype=np.int64)
+        self._first, self._size = -1, 0
         plan = dataset.id.get_create_plist()
         if plan.get_nfilters() or dataset.ndim != 1:
             return
@@ -117,18 +127,26 @@ class Extents:
             offset = dataset.id.get_offset()
             self._chunk = max(dataset.size, 1) if offset is not None else 0
             self._offsets = np.array([offset or 0], dtype=np.int64)
+            self._look_for_one_piece(dataset.size)
             return
         self._chunk = int(dataset.chunks[0])
         count = -(-dataset.size // self._chunk)
         self._offsets = np.full(count, -1, dtype=np.int64)
-        for number in range(min(dataset.id.get_num_chunks(), count)):
-            info = dataset.id.get_chunk_info(number)
+        for info in _list_chunks(dataset.id):
             place = info.chunk_offset[0] // self._chunk
             if info.filter_mask == 0 and place < count:
                 self._offsets[place] = info.byte_offset
+        self._look_for_one_piece(dataset.size)
+
+    def _look_for_one_piece(self, size: int) -> None:
+        """Whether all of it lies in one piece, as a writer that nobody disturbs leaves it: then places are a sum."""
+        if self._chunk and len(self._offsets) and (np.diff(self._offsets) == self._chunk).all():
+            self._first, self._size = int(self._offsets[0]), size
 
     def locate(self, start: int, nbytes: int) -> Optional[int]:
         """The place in the file of bytes that lie there in one piece, else None."""
+        if self._first >= 0 and 0 <= start <= start + nbytes <= self._size:
+            return self._first + start
         if not self._chunk or start < 0:
             return None
         first, last = start // self._chunk, max(start + nbytes - 1, start) // self._chunk

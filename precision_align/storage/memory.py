@@ -8,6 +8,7 @@ from dataclasses import replace
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpError
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.core.terms import Tier
 from precision_align.storage.base import AnyDraft
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.notes import Notebook
@@ -149,6 +150,13 @@ class MemoryDump(DumpView):
 
     def stored_sketch(self, position: int) -> Array | None:
         """A copy of the stored sketch at a position, or None."""
+        return self._copy_sketch(position) if self._entries[position].tier is not Tier.SAMPLE else None
+
+    def stored_sample(self, position: int) -> Array | None:
+        """A copy of the stored sample at a position, or None."""
+        return self._copy_sketch(position) if self._entries[position].tier is Tier.SAMPLE else None
+
+    def _copy_sketch(self, position: int) -> Array | None:
         found = self._entries[position].sketch
         return None if found is None else found.copy()
 

@@ -67,16 +67,17 @@ class Part:
         self._sketch_size = 0
         self._first: int | None = None
         self._last = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Payload bytes so far."""
-        return sum(blob.size for blob in self._blobs.values())
+        self.nbytes = 0  # of payload
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables so far."""
         return len(self._keys) + len(self._calls) + len(self._points)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be added."""
+        return self.nbytes >= self._settings.part_bytes or self.num_rows >= MAX_ROWS
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -94,7 +95,9 @@ class Part:
             return
         self._index += row
         self._keys.append(key)
-        self._cover(source.step if isinstance(source, DeferredDraft) else source.key.step)
+        step = source.step if isinstance(source, DeferredDraft) else source.key.step
+        if step != self._last or self._first is None:
+            self._cover(step)
 
     def _place(self, entry: Entry) -> Placement:
         if entry.sketch is not None:
@@ -105,24 +108,34 @@ class Part:
         stride = source.copy.form.stride if isinstance(source, DeferredDraft) else source.stride
         if 0 in stride:
             words, mask = narrow_words(words, stride, entry.digest)
-        data = bytes_of(np.ascontiguousarray(words))
-        return Placement(self._blob(words.itemsize).append(data, entry.digest), data.size, mask)
+        if not words.flags.c_contiguous:
+            words = np.ascontiguousarray(words)
+        data, blob = bytes_of(words), self._blob(words.itemsize)
+        before = blob.size
+        start = blob.append(data, entry.digest)
+        self.nbytes += blob.size - before
+        return Placement(start, data.size, mask)
 
     def _blob(self, itemsize: int) -> Blob:
-        codec, reserve = self._settings.compress, self._settings.reserve_free
+        codec = self._settings.compress
         name = layout.name_blob(itemsize) if codec else "blob"
-        if name not in self._blobs and codec:
-            self._blobs[name] = Blob(
-                self._folder,
-                self._open,
-                name=name,
-                itemsize=min(itemsize, 8),
-                filters=filter_options(codec),
-                reserve=reserve,
-            )
-        elif name not in self._blobs:
-            self._blobs[name] = Blob(self._folder, self._open, reserve=reserve)
-        return self._blobs[name]
+        found = self._blobs.get(name)
+        if found is None:
+            found = self._blobs[name] = self._make_blob(name, itemsize, codec)
+        return found
+
+    def _make_blob(self, name: str, itemsize: int, codec: str | None) -> Blob:
+        reserve = self._settings.reserve_free
+        if not codec:
+            return Blob(self._folder, self._open, reserve=reserve)
+        return Blob(
+            self._folder,
+            self._open,
+            name=name,
+            itemsize=min(itemsize, 8),
+            filters=filter_options(codec),
+            reserve=reserve,
+        )
 
     def _place_sketch(self, sketch: Array) -> int:
         # Equal tensors share one sketch object (see Finisher), which this file keeps alive: its id stays unique.
@@ -225,6 +238,7 @@ class Part:
         """Go on without the payloads collected so far: their records keep hash and statistics, and get ``reason``."""
         self.abandon()
         self._blobs.clear()
+        self.nbytes = 0
         index = read_index(self._index)
         strip_payloads(index, self._texts.intern(reason))
         self._index = bytearray(index.tobytes())

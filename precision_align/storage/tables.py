@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -30,8 +30,7 @@ _DIMS = struct.Struct("<8q8q")
 _TAIL = struct.Struct("<3q16s5q4dqI6I")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a file keeps what belongs to a record; a length of None: not stored. Bytes for the payload, elements for
     the sketch."""
 
@@ -44,7 +43,13 @@ class Placement:
 
 def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     """One packed row of the index. Raises struct.error where a number does not fit into its column."""
-    source, form, extra = entry.source, *_describe(entry.source)
+    source = entry.source
+    key: Union[DeferredDraft, Key]
+    form: Union[Form, TensorRecord]
+    if isinstance(source, DeferredDraft):
+        key, form, extra, rank = source, source.copy.form, source.extra, source.slot.rank
+    else:
+        key, form, extra, rank = source.key, source, source.extra, source.key.rank
     code, word = _describe_dtype(form.dtype)
     shape, stride = form.shape, form.stride
     wide = len(shape) > layout.MAX_DIMS or len(stride) != len(shape)
@@ -56,21 +61,9 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     if place.stored is not None:
         flags |= layout.HAS_PAYLOAD
     if place.sketch_length is not None:
-        flags |= layout.HAS_SKETCH
-    key = source if isinstance(source, DeferredDraft) else source.key
-    rank = source.slot.rank if isinstance(source, DeferredDraft) else source.key.rank
-    head = _HEAD.pack(
-        key.step,
-        key.micro,
-        rank,
-        source.order,
-        code,
-        word,
-        _TIER_NUMBERS[entry.tier],
-        flags,
-        len(shape),
-        place.expanded,
-    )
+        flags |= layout.HAS_SAMPLE if entry.tier is Tier.SAMPLE else layout.HAS_SKETCH
+    tier = _TIER_NUMBERS[entry.tier]
+    head = _HEAD.pack(key.step, key.micro, rank, source.order, code, word, tier, flags, len(shape), place.expanded)
     tail = _TAIL.pack(
         place.offset,
         place.stored or 0,
@@ -86,16 +79,7 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
         texts.intern(extra) if extra else 0,
         texts.intern([list(shape), list(stride)]) if wide else 0,
     )
-    return head + _pack_dims(shape, stride) + tail
-
-
-def _describe(source: TensorRecord | DeferredDraft) -> tuple[Form | TensorRecord, Mapping[str, Any]]:
-    """What has the tensor's form, and the record's ``extra``; of a plain copy without making its record."""
-    if not isinstance(source, DeferredDraft):
-        return source, source.extra
-    form = source.copy.form
-    plain = not source.copy.parts and not form.extra
-    return form, source.slot.extra if plain else source.record.extra
+    return b"".join((head, _pack_dims(shape, stride), tail))
 
 
 @lru_cache(maxsize=1 << 12)

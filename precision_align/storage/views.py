@@ -9,6 +9,7 @@ from typing import TypeVar
 from precision_align.core.dtypes import Array, dtype_of, widen
 from precision_align.core.keys import Key
 from precision_align.core.records import TensorRecord
+from precision_align.numerics.sampling import sample
 from precision_align.numerics.sketches import sketch
 
 Self = TypeVar("Self", bound="DumpView")
@@ -33,6 +34,10 @@ class DumpView(ABC):
     @abstractmethod
     def stored_sketch(self, position: int) -> Array | None:
         """The stored sketch at a position, a fresh array, or None. Raises DumpDamaged."""
+
+    @abstractmethod
+    def stored_sample(self, position: int) -> Array | None:
+        """The stored sample at a position, a fresh array, or None. Raises DumpDamaged."""
 
     def mapped_words(self, position: int) -> Array | None:
         """The payload at a position as a read-only view, or None where that needs a copy. Raises DumpDamaged."""
@@ -80,6 +85,19 @@ class DumpView(ABC):
             return stored
         words = self.stored_words(position)
         return None if words is None else sketch(words, dtype_of(self.records[position].dtype))
+
+    def sample(self, key: Key) -> Array | None:
+        """The sample of a tensor, taken now where the payload is stored; None where there is neither.
+
+        Raises KeyError, DumpDamaged.
+        """
+        position = self.position(str(key))
+        stored = self.stored_sample(position)
+        if stored is not None:
+            return stored
+        words = self.mapped_words(position)
+        words = self.stored_words(position) if words is None else words
+        return None if words is None else sample(words, dtype_of(self.records[position].dtype))
 
     def close(self) -> None:
         """Let go of open files; a later look-up opens them again."""

@@ -7,119 +7,28 @@ needs the recorded tensors. So a curve that stays in its band proves nothing, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import NothingInCommon
-from precision_align.core.results import Curve
-from precision_align.training.bands import Band, choose_band, measure_scale
-from precision_align.training.onset import Onset, find_onset, find_shift
-from precision_align.training.plots import plot_curves
-from precision_align.training.reading import SeriesSource, read_series
+from precision_align.training.acceptance import check_acceptance
+from precision_align.training.bands import Band, choose_band, measure_scale, subtract_resolution, widen_band
+from precision_align.training.batches import BatchOrder, compare_batches
+from precision_align.training.captures import plan_capture
+from precision_align.training.losses import LossReport, shorten
+from precision_align.training.onset import Onset, find_onset
+from precision_align.training.reading import Reading, SeriesSource, fetch_batches, is_dump_source, read_side
 from precision_align.training.remarks import write_remarks
 from precision_align.training.series import Series, pick_values
+from precision_align.training.shifts import find_cause, find_shift
+from precision_align.training.spikes import find_spikes
+
+__all__ = ["LossReport", "compare_losses"]
 
 _LARGEST = 1e99  # relative differences end here, so that sums and squares of them stay finite
-
-
-@dataclass(frozen=True)
-class LossReport:
-    """What became of two curves.
-
-    ``name``: the series; ``reference`` and ``candidate``: both as read; ``steps``: the common ones; ``differences``:
-    (candidate - reference) / scale at each, NaN where a side is not finite (scale: see
-    :mod:`~precision_align.training.bands`); ``band``: how wide noise may be; ``limit``: the relative limit at the
-    onset, else the law's at the last common step; ``onset``: the step where they part, or None; ``kind``: "jump",
-    "drift", "spike", "not a number" or ""; ``shift``: the candidate sees the reference's batches this many logged steps
-    earlier, or None; ``mean_error`` and ``max_error``: of |difference|, with the step of the largest; ``trend``: change
-    of the difference per step (least squares after the onset, else over all); ``capture_steps``: first and last step to
-    record next, or None; ``notes``: what was assumed, merged, left out.
-    """
-
-    name: str
-    reference: Series
-    candidate: Series
-    steps: tuple[int, ...]
-    differences: tuple[float, ...]
-    band: Band
-    limit: float
-    onset: int | None
-    kind: str
-    shift: int | None
-    mean_error: float
-    max_error: float
-    max_error_step: int
-    trend: float
-    capture_steps: tuple[int, int] | None
-    notes: tuple[str, ...]
-
-    @property
-    def parted(self) -> bool:
-        """Whether the curves part beyond their noise."""
-        return self.onset is not None
-
-    def to_curve(self) -> Curve:
-        """The curve for a comparison's report."""
-        return Curve(
-            name=self.name,
-            reference=tuple(zip(self.reference.steps, self.reference.values)),
-            candidate=tuple(zip(self.candidate.steps, self.candidate.values)),
-            onset=self.onset,
-            band=self.limit,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; numbers that are not finite become their names."""
-        return {
-            "name": self.name,
-            "parted": self.parted,
-            "onset": self.onset,
-            "kind": self.kind,
-            "shift": self.shift,
-            "limit": self.limit,
-            "band": {"method": self.band.method, "first": float(self.band.law[0]), "last": float(self.band.law[-1])},
-            "mean_error": _jsonable(self.mean_error),
-            "max_error": _jsonable(self.max_error),
-            "max_error_step": self.max_error_step,
-            "trend": _jsonable(self.trend),
-            "common_steps": len(self.steps),
-            "capture_steps": list(self.capture_steps) if self.capture_steps else None,
-            "notes": list(self.notes),
-            "reference": _jsonable_series(self.reference),
-            "candidate": _jsonable_series(self.candidate),
-        }
-
-    def describe(self) -> str:
-        """The result in a few lines of text: verdict, figures, what to do next, notes."""
-        lines = [self._describe_verdict(), self._describe_figures(), f"band: {self.band.method}"]
-        if self.capture_steps:
-            first, last = self.capture_steps
-            steps = f"{first}-{last}" if last > first else f"{first}"
-            lines.append(f"next, on both sides: precision-align capture --steps {steps} -o DUMP -- train.py ...")
-            lines.append("then: precision-align compare REFERENCE_DUMP CANDIDATE_DUMP")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def _describe_verdict(self) -> str:
-        span = f"{len(self.steps)} common steps, {self.steps[0]} to {self.steps[-1]}"
-        if self.onset is None:
-            return f"{self.name}: the curves stay within their noise ({span}; band {self.limit:.1e} at the last)"
-        difference = self.differences[self.steps.index(self.onset)]
-        size = "not finite on one side" if math.isnan(difference) else f"{difference:+.2e} relative"
-        return f"{self.name}: the curves part at step {self.onset} ({self.kind}: {size}, band {self.limit:.1e}; {span})"
-
-    def _describe_figures(self) -> str:
-        return (
-            f"relative error: mean {self.mean_error:.2e}, largest {self.max_error:.2e} at step {self.max_error_step}, "
-            f"trend {self.trend:+.1e} a step"
-        )
-
-    def plot(self, width: int = 72, *, ascii_only: bool = False) -> str:
-        """Both curves and their difference as text, ``width`` columns wide."""
-        return plot_curves(self, width, ascii_only=ascii_only)
 
 
 def compare_losses(
@@ -131,44 +40,70 @@ def compare_losses(
     repeats: Sequence[SeriesSource] = (),
     pattern: str | None = None,
     duplicates: str = "error",
+    by: str | None = None,
+    per_step: tuple[int, int] | None = None,
 ) -> LossReport:
     """Find the step where a series of two runs parts beyond noise.
 
-    Each side is a path (dump, CSV, JSONL, JSON or trainer_state.json, plain log) or (step, value) pairs; values are
-    compared at the steps both have. ``band``: how wide noise may be, as a relative number or as the dtype both runs
-    computed in ("float32", "bfloat16", "float16", "tf32", "hf32"); default: by the dumps' dtypes, else estimated.
-    ``repeats``: further runs of the reference that should be equal to it, whose spread is measured; better than any
-    estimate. ``pattern`` and ``duplicates``: see :func:`~precision_align.training.reading.read_series`.
+    Each side is a path (dump, CSV, JSONL, JSON or trainer_state.json, TensorBoard event files, plain log) or (step,
+    value) pairs; values are compared at the steps both have. ``band``: how wide noise may be, as a relative number or
+    as the dtype both runs computed in ("float32", "bfloat16", "float16", "tf32", "hf32"); default: by the dumps'
+    dtypes, else estimated. ``repeats``: further runs of the reference that should be equal to it, whose spread is
+    measured; better than any estimate. ``pattern`` and ``duplicates``: see
+    :func:`~precision_align.training.reading.read_series`. ``by``: another series of each run to count by instead of
+    its steps, such as "consumed samples"; ``per_step``: or how much each side consumes a step, such as (512, 256)
+    sequences, which their steps are multiplied by.
 
-    Raises DumpNotFound, LogUnreadable, NothingInCommon, UsageError; other errors of the dump reader pass through.
+    Raises DumpNotFound, LogUnreadable, NothingInCommon, UsageError, Unavailable (event files without tensorboard);
+    other errors of the dump reader pass through.
     """
-    ours = read_series(reference, name, pattern=pattern, duplicates=duplicates, role="reference")
-    theirs = read_series(candidate, name, pattern=pattern, duplicates=duplicates, role="candidate")
-    again = [
-        read_series(repeat, name, pattern=pattern, duplicates=duplicates, role=f"repeat {index}")
-        for index, repeat in enumerate(repeats)
-    ]
+    how = Reading(name, pattern, duplicates, by)
+    factors = per_step or (1, 1)
+    ours = read_side(reference, how, "reference", factors[0])
+    theirs = read_side(candidate, how, "candidate", factors[1])
+    again = [read_side(repeat, how, f"repeat {index}", factors[0]) for index, repeat in enumerate(repeats)]
+    pair = _align(ours, theirs)
+    chosen = choose_band(
+        pair.steps,
+        pair.differences,
+        pair.resolution,
+        (ours.precision, theirs.precision),
+        band=band,
+        repeats=[_subtract(pick_values(repeat, pair.steps) / pair.unit, pair.left, pair.scale) for repeat in again],
+    )
+    excess = subtract_resolution(pair.differences, pair.resolution)
+    limits = widen_band(chosen, excess, pair.left)
+    onset = find_onset(pair.steps, excess, _find_apart(pair.left, pair.right), chosen, limits)
+    # a dump's records are read only where there is something to explain
+    asked = onset is not None or bool(find_spikes(ours, theirs))
+    batches = (fetch_batches(reference), fetch_batches(candidate)) if asked else ({}, {})
+    notes = [*ours.notes, *theirs.notes, *(note for repeat in again for note in repeat.notes)]
+    notes += write_remarks(ours, theirs, again, pair.steps, excess, chosen, limits, onset)
+    own_steps = is_dump_source(reference) or is_dump_source(candidate)
+    return _build_report(ours, theirs, pair, chosen, limits, onset, batches, by or "step", own_steps, notes)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Both curves on their common steps: float64 arrays of one length, values divided by ``unit``."""
+
+    steps: Array
+    left: Array
+    right: Array
+    unit: float
+    scale: Array
+    differences: Array
+    resolution: Array
+
+
+def _align(ours: Series, theirs: Series) -> _Pair:
     steps = _find_common_steps(ours, theirs)
     unit = _choose_unit(ours, theirs)
     left, right = pick_values(ours, steps) / unit, pick_values(theirs, steps) / unit
     scale = measure_scale(left)
-    differences = _subtract(right, left, scale)
-    apart = _find_apart(left, right)
     printed = pick_values(ours, steps, ours.resolve()) + pick_values(theirs, steps, theirs.resolve())
     resolution = (printed / unit / scale).clip(0, _LARGEST)
-    chosen = choose_band(
-        steps,
-        differences,
-        resolution,
-        (ours.precision, theirs.precision),
-        band=band,
-        repeats=[_subtract(pick_values(repeat, steps) / unit, left, scale) for repeat in again],
-    )
-    onset = find_onset(steps, left, differences, apart, chosen)
-    shift = find_shift(left[onset.index :], right[onset.index :]) if onset is not None and _is_even(steps) else None
-    notes = [*ours.notes, *theirs.notes, *(note for repeat in again for note in repeat.notes)]
-    notes += write_remarks(ours, theirs, again, steps, differences, resolution, chosen, onset, shift)
-    return _build_report(ours, theirs, steps, differences, chosen, onset, shift, notes)
+    return _Pair(steps, left, right, unit, scale, _subtract(right, left, scale), resolution)
 
 
 def _find_common_steps(reference: Series, candidate: Series) -> Array:
@@ -176,7 +111,8 @@ def _find_common_steps(reference: Series, candidate: Series) -> Array:
     if not common:
         raise NothingInCommon(
             f"{reference.origin} (steps {_span(reference)}) and {candidate.origin} (steps {_span(candidate)}) have no "
-            "step in common. If one counts in samples or with an offset, bring both to one count first"
+            "step in common. If their batch sizes differ, count by what was consumed (--by 'consumed samples', or "
+            "--per-step); an offset must be taken out first"
         )
     return np.asarray(common, dtype=np.int64)
 
@@ -211,35 +147,58 @@ def _is_even(steps: Array) -> bool:
 def _build_report(
     reference: Series,
     candidate: Series,
-    steps: Array,
-    differences: Array,
+    pair: _Pair,
     band: Band,
+    limits: Array,
     onset: Onset | None,
-    shift: int | None,
+    batches: Sequence[Mapping[int, str]],
+    axis: str,
+    own_steps: bool,
     notes: Sequence[str],
 ) -> LossReport:
-    magnitudes = np.abs(differences)
+    magnitudes = np.abs(pair.differences)
     known = np.isfinite(magnitudes)
     worst = int(np.nanargmax(magnitudes)) if known.any() else 0
-    index = onset.index if onset is not None else None
+    order = compare_batches(*batches)
+    cause, shift = _find_cause(pair, onset, order)
+    shown = limits + pair.resolution
     return LossReport(
         name=reference.name,
+        axis=axis,
         reference=reference,
         candidate=candidate,
-        steps=tuple(steps.tolist()),
-        differences=tuple(differences.tolist()),
+        steps=tuple(pair.steps.tolist()),
+        differences=tuple(pair.differences.tolist()),
         band=band,
-        limit=float(band.law[-1]) if onset is None else onset.limit,
-        onset=None if index is None else int(steps[index]),
+        limits=tuple(shown.tolist()),
+        limit=float(shown[-1]) if onset is None else onset.limit + float(pair.resolution[onset.index]),
+        onset=None if onset is None else int(pair.steps[onset.index]),
         kind="" if onset is None else onset.kind,
+        cause=cause,
         shift=shift,
+        order=order,
+        spikes=find_spikes(reference, candidate, batches),
         mean_error=float(magnitudes[known].mean()) if known.any() else math.nan,
         max_error=float(magnitudes[worst]),
-        max_error_step=int(steps[worst]),
-        trend=_fit_trend(steps, differences, index or 0),
-        capture_steps=None if index is None else (int(steps[max(0, index - 1)]), int(steps[index])),
-        notes=tuple(dict.fromkeys(notes)),
+        max_error_step=int(pair.steps[worst]),
+        trend=_fit_trend(pair.steps, pair.differences, onset.index if onset else 0),
+        acceptance=check_acceptance(reference.name, pair.left * pair.unit, pair.right * pair.unit),
+        capture=plan_capture(pair.steps, onset, counted_from_zero=own_steps) if axis == "step" else None,
+        notes=shorten(notes),
     )
+
+
+def _find_cause(pair: _Pair, onset: Onset | None, order: BatchOrder | None) -> tuple[str, int | None]:
+    """(cause, shift in logged steps): the batches' fingerprints decide where they are known, else the curves."""
+    if onset is None:
+        return "", None
+    if order is not None and order.kind != "same" and order.step is not None and order.step <= pair.steps[onset.index]:
+        return ("other data" if order.kind == "other" else "data order"), order.shift
+    left, right = pair.left[onset.index :], pair.right[onset.index :]
+    shift = find_shift(left, right) if _is_even(pair.steps) else None
+    if shift is not None and order is None:
+        return "data order", shift
+    return "numerical" if order is not None else find_cause(left, right), None
 
 
 def _fit_trend(steps: Array, differences: Array, start: int) -> float:
@@ -250,15 +209,3 @@ def _fit_trend(steps: Array, differences: Array, start: int) -> float:
         return 0.0
     x = x - x.mean()
     return float((x * (y - y.mean())).sum() / (x * x).sum())
-
-
-def _jsonable(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
-
-
-def _jsonable_series(series: Series) -> dict[str, Any]:
-    return {
-        "origin": series.origin,
-        "steps": list(series.steps),
-        "values": [_jsonable(value) for value in series.values],
-    }

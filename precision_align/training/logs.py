@@ -6,6 +6,7 @@ The built-in patterns read lines such as::
     steps: 100 loss: 1.2346 iter time (s): 0.512 samples/sec: 62.5
     {'loss': 1.2346, 'grad_norm': 0.5, 'learning_rate': 5e-05, 'epoch': 0.1}
     step 100, loss=1.2346
+    { Epoch:[  1/  2], step:[  100/ 500], loss: 1.2346, lr: 1.0e-06, loss_scale: 65536, global_norm: [0.5] }
      20%|##        | 100/500 [00:51<03:25, loss=1.23]
 """
 
@@ -38,7 +39,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if "\0" in line:
                     raise LogUnreadable(
                         f"{path} line {number} holds zero bytes: this is no text in UTF-8. Save it as UTF-8 "
-                        "(PowerShell's '>' writes UTF-16); TensorBoard event files: export the series as CSV"
+                        "(PowerShell's '>' writes UTF-16); TensorBoard's own files keep the name they were written with"
                     )
                 yield number, _COLOUR.sub("", line)
     except FileNotFoundError as error:
@@ -105,7 +106,7 @@ def _entry_of_match(path: Path, number: int, match: re.Match[str]) -> Entry:
 def _value_pattern(name: str) -> re.Pattern[str]:
     words = r"[ _]".join(re.escape(word) for word in re.split(r"[ _]", name.strip()))
     label = rf"(?<![\w./-])((?:[A-Za-z]\w*[ ]|lm_|train_|training_)?){words}['\"]?"
-    return re.compile(rf"{label}\s*[:=]?\s*(?:tensor\(\s*)?['\"]?({NUMBER})(?![\w.])", re.IGNORECASE)
+    return re.compile(rf"{label}\s*[:=]?\s*(?:tensor\(\s*|\[\s*)?['\"]?({NUMBER})(?![\w.])", re.IGNORECASE)
 
 
 def _find_value(path: Path, number: int, line: str, pattern: re.Pattern[str], name: str) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from precision_align.core.dtypes import Array
 
 if TYPE_CHECKING:
-    from precision_align.training.curves import LossReport
+    from precision_align.training.losses import LossReport
 
 _UNICODE = {"reference": "\u2812", "candidate": "\u28ff", "both": "\u28b7", "band": "\u2804", "difference": "\u28ff"}
 _ASCII = {"reference": ".", "candidate": "#", "both": "@", "band": "-", "difference": "#"}
@@ -89,7 +89,7 @@ def _draw_differences(report: LossReport, axis: _Axis, glyphs: dict[str, str]) -
     columns = axis.place(report.steps)
     magnitudes = np.abs(np.asarray(report.differences, dtype=np.float64))
     with np.errstate(divide="ignore"):
-        difference, law = np.log10(magnitudes), np.log10(report.band.law.clip(_LARGEST**-1, _LARGEST))
+        difference, law = np.log10(magnitudes), np.log10(np.clip(report.limits, _LARGEST**-1, _LARGEST))
     shown = np.concatenate([difference[np.isfinite(difference)], law[np.isfinite(law)]])
     low, high = math.floor(float(shown.min())), math.ceil(float(shown.max()))
     canvas = _Canvas(low, max(high, low + 1), _LOWER_HEIGHT, axis.columns)

@@ -8,7 +8,7 @@ import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.training.bands import EARLY, Band, law_constant
-from precision_align.training.onset import ENOUGH, Onset
+from precision_align.training.onset import ENOUGH, JUMP, Onset
 from precision_align.training.series import Series, pick_values
 
 
@@ -18,18 +18,17 @@ def write_remarks(
     repeats: Sequence[Series],
     steps: Array,
     differences: Array,
-    resolution: Array,
     band: Band,
+    limits: Array,
     onset: Onset | None,
-    shift: int | None,
 ) -> list[str]:
     """The notes of a report on two curves; the arguments are those of the comparison, arrays on the common steps."""
     return [
         *_note_left_out(reference, candidate, steps),
         *_note_repeats(repeats, steps),
-        *_note_resolution(resolution, band),
-        *_note_onset(onset, shift, steps),
-        *_note_quiet(steps, differences, band, onset),
+        *_note_resolution(limits, band),
+        *_note_onset(onset),
+        *_note_quiet(steps, differences, band, limits, onset),
     ]
 
 
@@ -52,34 +51,27 @@ def _note_repeats(repeats: Sequence[Series], steps: Array) -> Iterable[str]:
             yield f"{repeat.origin}: no finite value at {share} common steps; the band leaves them out"
 
 
-def _note_resolution(resolution: Array, band: Band) -> Iterable[str]:
+def _note_resolution(limits: Array, band: Band) -> Iterable[str]:
     # printed digits that make up half of the band or more decide what can be seen
-    if (resolution > 0.5 * band.law).mean() > 0.5:
-        hidden = float(np.median(resolution))
+    if (band.resolution > limits).mean() > 0.5:
+        hidden = float(np.median(band.resolution))
         yield f"the printed digits hide differences under {hidden:.1e}; log more digits to see smaller ones"
 
 
-def _note_onset(onset: Onset | None, shift: int | None, steps: Array) -> Iterable[str]:
+def _note_onset(onset: Onset | None) -> Iterable[str]:
     if onset is not None and onset.kind == "spike":
         yield f"back within the band after {onset.duration} steps: a spike; look at that step's batch first"
     if onset is not None and onset.kind == "drift":
         yield "the difference grew slowly, so the cause may act from the first step on: steps 0-1 can show it too"
-    if shift is not None:
-        ahead = "ahead" if shift > 0 else "behind"
-        spacing = int(steps[1] - steps[0])
-        yield (
-            f"the candidate's curve follows the reference's {abs(shift) * spacing} steps {ahead}: the same batches at "
-            "other steps, so look at the data order before the arithmetic"
-        )
 
 
-def _note_quiet(steps: Array, differences: Array, band: Band, onset: Onset | None) -> Iterable[str]:
+def _note_quiet(steps: Array, differences: Array, band: Band, limits: Array, onset: Onset | None) -> Iterable[str]:
     """What the absence of an onset does not exclude."""
     if onset is not None:
         return
     if len(steps) < ENOUGH:
-        yield f"only {len(steps)} common steps: nothing but a jump over ten times the band would have been seen"
-    tail = np.abs(differences[-(ENOUGH - 1) :]) > band.law[-(ENOUGH - 1) :]
+        yield f"only {len(steps)} common steps: little but a jump over {JUMP:g} times the band would have been seen"
+    tail = np.abs(differences[-(ENOUGH - 1) :]) > limits[-(ENOUGH - 1) :]
     if tail[-1] and tail.mean() > 0.5:
         yield "the last steps lie outside the band, too few to be sure: train some steps more"
     early = np.abs(differences[:EARLY])
@@ -87,5 +79,6 @@ def _note_quiet(steps: Array, differences: Array, band: Band, onset: Onset | Non
     if not band.precision and band.adaptive and early.size and float(np.median(early)) > law_constant("float32"):
         yield (
             f"from the first common step on the curves differ by about {float(np.median(early)):.1e}: more than "
-            "float32 round-off, possible in bfloat16. If both runs compute in float32, say so with the band 'float32'"
+            "float32 round-off, possible in bfloat16. If both runs compute in float32, say so with the band 'float32'; "
+            "repeated runs of the reference measure the noise"
         )

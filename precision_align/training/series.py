@@ -36,7 +36,8 @@ class Series:
 
     ``origin``: the path or what else it came from; ``places``: one a value, such as "line 12"; ``decimals`` and
     ``digits``: the most decimals and significant digits any value was printed with, None where values did not come as
-    text; ``precision``: the lowest floating dtype the run computed in, "" where that is not known.
+    text; ``precision``: the lowest floating dtype the run computed in, "" where that is not known; ``command`` and
+    ``recorded``: of a dump, the command line of its run and the steps it holds records of.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Series:
     digits: int | None = None
     precision: str = ""
     notes: tuple[str, ...] = ()
+    command: str = ""
+    recorded: tuple[int, ...] = ()
 
     def resolve(self) -> Array:
         """Half a unit in the last printed place of each value, float64 of the values' length; 0 where unknown.

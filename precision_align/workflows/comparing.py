@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from precision_align.comparison.engine import Engine
+from precision_align.comparison.engine import Engine, Progress
+from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
-from precision_align.core.results import Curve, Divergence, Findings
+from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
-from precision_align.library.loading import Library, load_library
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
+from precision_align.storage.foreign.dumps import ForeignDump
 from precision_align.storage.opening import open_side
-from precision_align.training.curves import compare_losses
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -32,7 +32,9 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+    journal: Journal | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -41,7 +43,10 @@ def compare(
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
     ``naming``: what the tensors of a side that is files of another tool are (see
-    :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (calls judged, calls in all).
+    :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
+    ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
+    found, and has what an interrupted comparison of the same two sides found (see
+    :func:`~precision_align.workflows.resuming.open_journal`).
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -52,13 +57,25 @@ def compare(
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
     theirs = None if reference is None else _open(reference, naming)
     ours = _open(candidate, naming)
-    findings = find_divergence(Engine(theirs, ours, replay=replay, rules=known), known, progress)
+    if reading is not None:
+        read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
+    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    findings = find_divergence(engine, known, progress)
     report = finish(findings, theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
         candidate=name_path(report.candidate, candidate),
     )
+
+
+def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:
+    """Hash the tensors of other tools' files, which have no hashes of their own; the records keep them."""
+    total, done = sum(len(dump.records) for dump in dumps), 0
+    for dump in dumps:
+        for _ in dump.records:
+            done += 1
+            reading(done, total)
 
 
 def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
@@ -68,9 +85,9 @@ def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
 
 def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Any = None) -> Report:
     """Add run information, curves and the operator library's rows to what was found."""
-    known, notes = open_library(library)
-    first = None if findings.first is None else attach_mapping(findings.first, known)
-    frontier = [attach_mapping(divergence, known) for divergence in findings.frontier]
+    rows, notes = find_mappings({found.op for found in findings.frontier}, library)
+    frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
+    first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
     values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
@@ -85,20 +102,22 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     )
 
 
-def open_library(library: Any) -> tuple[Library | None, list[str]]:
-    """The operator library, and why there is none: the bundled one may lack a TOML reader, a named one must be read."""
+def find_mappings(operators: Collection[str], library: Any) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """The operator library's rows for some operators, and a note where there is no library.
+
+    Where nothing is looked up the bundled library is not even read; one that was named must be readable all the same.
+    """
+    if not operators and library is None:
+        return {}, []
+    from precision_align.library.loading import load_library
+
     try:
-        return load_library(library), []
-    except Unavailable as error:
+        known = load_library(library)
+    except Unavailable as error:  # the bundled one may lack a TOML reader
         if library is not None:
             raise
-        return None, [f"no operator library: {error}"]
-
-
-def attach_mapping(divergence: Divergence, library: Library | None) -> Divergence:
-    """The divergence with the operator library's row for its operator, if there is one."""
-    row = None if library is None else library.lookup(divergence.op)
-    return divergence if row is None else replace(divergence, mapping=row.to_dict())
+        return {}, [f"no operator library: {error}"]
+    return {op: row.to_dict() for op, row in ((op, known.lookup(op)) for op in operators) if row is not None}, []
 
 
 def describe(dump: Dump) -> Mapping[str, Any]:
@@ -112,8 +131,13 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
     """Every scalar series that both runs have, but for facts about batches, which are no measure of training."""
     curves: list[Curve] = []
-    names = {point.name for point in candidate.series if not point.name.startswith("batch.")}
-    for name in dict.fromkeys(point.name for point in reference.series if point.name in names):
+    known = {point.name for point in candidate.series if not point.name.startswith("batch.")}
+    names = dict.fromkeys(point.name for point in reference.series if point.name in known)
+    if not names:
+        return []
+    from precision_align.training.curves import compare_losses
+
+    for name in names:
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())
     return sorted(curves, key=lambda curve: curve.name != "loss")

@@ -1,4 +1,7 @@
-"""The model that both tools record: ``store_model.py small|mid STEPS off|msprobe:TASK:FOLDER``, printing CPU a step."""
+"""The model that both tools record; ``store_model.py small|mid STEPS TASK FOLDER`` records it with msprobe.
+
+Prints the clocks of each pair of an unrecorded and a recorded step as JSON.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -59,33 +63,46 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def main() -> None:
-    """Train, with msprobe where asked."""
-    size, steps, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    torch.set_num_threads(1)
-    model, tokens = make(size)
-    debugger = None
-    if how != "off":
-        _, task, folder = how.split(":")
-        from msprobe.pytorch import PrecisionDebugger
+class Clocks(NamedTuple):
+    """Seconds: CPU of the calling thread, CPU of the process, wall."""
 
-        settings = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
-        config = {"task": task, "dump_path": folder, "rank": [], "step": [], "level": "L0", task: settings}
-        path = Path(tempfile.mkdtemp()) / "config.json"
-        path.write_text(json.dumps(config))
-        debugger = PrecisionDebugger(config_path=str(path))
-    best = float("inf")
+    main: float
+    process: float
+    wall: float
+
+
+def read_clocks() -> Clocks:
+    """Now."""
+    return Clocks(time.thread_time(), time.process_time(), time.perf_counter())
+
+
+def main() -> None:
+    """Train in turns without and with msprobe."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    size, steps, task, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    torch.set_num_threads(1)
+    settings = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
+    config = {"task": task, "dump_path": folder, "rank": [], "step": [], "level": "L0", task: settings}
+    path = Path(tempfile.mkdtemp()) / "config.json"
+    path.write_text(json.dumps(config))
+    debugger = PrecisionDebugger(config_path=str(path))
+    models = [make(size), make(size)]
+    pairs = []
     for _ in range(steps):
-        started = time.process_time()
-        if debugger is not None:
-            debugger.start(model=model)
-        loss_of(model, tokens).backward()
-        if debugger is not None:
-            debugger.stop()
-            debugger.step()
-        best = min(best, time.process_time() - started)
-        model.zero_grad()
-    print(json.dumps({"cpu": best}))
+        pair = []
+        for recorded, (model, tokens) in enumerate(models):
+            started = read_clocks()
+            if recorded:
+                debugger.start(model=model)
+            loss_of(model, tokens).backward()
+            if recorded:
+                debugger.stop()
+                debugger.step()
+            pair.append([end - start for end, start in zip(read_clocks(), started)])
+            model.zero_grad()
+        pairs.append(pair)
+    print(json.dumps(pairs))
 
 
 if __name__ == "__main__":

@@ -1,131 +1,26 @@
-"""What recording adds to a training step, and what comparing two runs takes, with msprobe beside it.
+"""What comparing two runs takes, with msprobe beside it.
 
 msprobe is run where the variable MSPROBE_PYTHON names an interpreter that has it; never a dependency of ours.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from diff import format_table
+from store_commands import measure_command
 from store_model import loss_of, make
+from store_steps import HEADER, bench_steps
 
 import precision_align as pa
 
 Row = tuple[str, ...]
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-MODES: dict[str, dict[str, Any]] = {
-    "armed but idle": {"steps": [10**9]},
-    "taps only": {"select": ["no such module"]},
-    "statistics + hash + sketch": {"payload": "sketch"},
-    "full": {"payload": "full"},
-}
-
-
-class Timed:
-    """A training loop that is timed step by step, recorded or not."""
-
-    def __init__(self, size: str, folder: Path, options: dict[str, Any] | None) -> None:
-        self.model, self.tokens = make(size)
-        self.best, self.wall = float("inf"), float("inf")
-        self._folder, self._options = folder, options
-
-    @contextmanager
-    def recording(self) -> Iterator[Any]:
-        """The capture, or nothing."""
-        if self._options is None:
-            yield None
-            return
-        shutil.rmtree(self._folder, ignore_errors=True)
-        sources = ("modules", "gradients")
-        with pa.capture(self.model, self._folder, sources=sources, **self._options) as recorder:
-            yield recorder
-
-    def run(self, steps: int) -> None:
-        """Some steps; the least CPU and wall time of one is kept. The writer's thread counts."""
-        with self.recording() as recorder:
-            for _ in range(steps):
-                cpu, wall = time.process_time(), time.perf_counter()
-                if recorder is None:
-                    loss_of(self.model, self.tokens).backward()
-                else:
-                    with recorder.step():
-                        loss_of(self.model, self.tokens).backward()
-                    recorder._tape.sink.flush()
-                self.best = min(self.best, time.process_time() - cpu)
-                self.wall = min(self.wall, time.perf_counter() - wall)
-                self.model.zero_grad()
-
-
-def bench_steps(mode: str, folder: Path) -> list[Row]:
-    """CPU of one step relative to an unrecorded one."""
-    rows = []
-    plan = {"small": 3, "mid": 1} if mode != "quick" else {"small": 2}
-    for size, rounds in plan.items():
-        loops = {"off": Timed(size, folder / "off", None)}
-        loops |= {name: Timed(size, folder / "steps", options) for name, options in MODES.items()}
-        for _ in range(rounds):
-            for loop in loops.values():
-                loop.run(3)
-        off = loops["off"].best
-        for name, loop in loops.items():
-            rows.append((size, name, f"{loop.best * 1e3:.1f} ms", f"{loop.best / off:.3f}"))
-        rows += [(size, *row) for row in run_msprobe(size, folder, rounds)]
-    return rows
-
-
-def run_msprobe(size: str, folder: Path, rounds: int) -> list[tuple[str, str, str]]:
-    """The same steps under msprobe, beside its own unrecorded run."""
-    python = os.environ.get("MSPROBE_PYTHON", "")
-    if not python:
-        return []
-    times = {}
-    for how in ("off", "statistics", "tensor"):
-        place = folder / f"msprobe-{how}"
-        shutil.rmtree(place, ignore_errors=True)
-        given = how if how == "off" else f"msprobe:{how}:{place}"
-        done = subprocess.run(
-            [python, str(HERE / "store_model.py"), size, str(4 * rounds), given],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        times[how] = json.loads(done.stdout.strip().splitlines()[-1])["cpu"]
-    return [
-        (f"msprobe L0 {how}", f"{times[how] * 1e3:.1f} ms", f"{times[how] / times['off']:.3f}")
-        for how in ("statistics", "tensor")
-    ]
-
-
-# A process starts with the peak of the one that forked it, so a small one stands between.
-_MEASURE = """
-import json, resource, subprocess, sys, time
-started = time.perf_counter()
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - started, usage.ru_maxrss / 1024]))
-"""
-
-
-def measure_command(command: list[str]) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak memory in MB of a whole command and its children."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, *command], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    cpu, wall, memory = json.loads(done.stdout)
-    return cpu, wall, memory
 
 
 def bench_compare(mode: str, folder: Path) -> list[Row]:
@@ -141,27 +36,40 @@ def bench_compare(mode: str, folder: Path) -> list[Row]:
         with pa.capture(model, place, sources=("modules", "gradients")) as recorder, recorder.step():
             loss_of(model, tokens).backward()
         places.append(str(place))
-    ours = [sys.executable, "-m", "precision_align", "compare", *places]
-    rows = [("precision-align compare", *format_usage(measure_command(ours)))]
-    theirs = folder / "msprobe-tensor" / "step1"
+    ours = [sys.executable, "-m", "precision_align", "compare"]
+    commands = {
+        "precision-align, its own dumps, all replayed": [*ours, *places],
+        "precision-align, its own dumps, all equal": [*ours, places[0], places[0]],
+    }
     python = os.environ.get("MSPROBE_PYTHON", "")
-    if python and theirs.is_dir():
-        (process,) = theirs.iterdir()
-        msprobe = str(Path(python).parent / "msprobe")
-        command = [msprobe, "compare", "-tp", f"{process}/dump.json", "-gp", f"{process}/dump.json"]
+    if python:
+        dumps = [record_with_msprobe(python, size, folder / f"peer-{factor}", factor) for factor in ("1.0", "1.001")]
+        files = [f"{dump}/dump.json" for dump in dumps]
         (folder / "msprobe-out").mkdir()
-        rows.append(
-            (
-                "msprobe compare (its L0 tensor dump)",
-                *format_usage(measure_command([*command, "-o", str(folder / "msprobe-out")])),
-            )
-        )
-        again = [sys.executable, "-m", "precision_align", "compare", str(theirs), str(theirs)]
-        rows.append(("precision-align compare of that dump", *format_usage(measure_command(again))))
-    return rows
+        peer = [str(Path(python).parent / "msprobe"), "compare", "-gp", files[0], "-tp", files[1], "-o"]
+        commands["msprobe, its own dumps"] = [*peer, str(folder / "msprobe-out")]
+        commands["precision-align, msprobe's dumps"] = [*ours, *dumps]
+    # in turns, the least of each: other programs only make it more
+    repeats = 1 if mode == "quick" else 3
+    found = {name: [measure_command(command) for _ in range(repeats)] for name, command in commands.items()}
+    best = {name: tuple(map(min, zip(*usages))) for name, usages in found.items()}
+    limit = best.get("msprobe, its own dumps")
+    return [(name, *format_usage(usage), format_ratio(limit, usage)) for name, usage in best.items()]
 
 
-def format_usage(usage: tuple[float, float, float]) -> tuple[str, str, str]:
+def record_with_msprobe(python: str, size: str, place: Path, factor: str) -> str:
+    """The folder with its dump.json."""
+    command = [python, str(HERE / "store_peer.py"), size, str(place), factor]
+    subprocess.run(command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return str(next(place.rglob("dump.json")).parent)
+
+
+def format_ratio(limit: tuple[float, ...] | None, usage: tuple[float, ...]) -> str:
+    """How many times less than msprobe: CPU, wall, memory."""
+    return "" if limit is None else ", ".join(f"{theirs / ours:.1f}" for theirs, ours in zip(limit, usage))
+
+
+def format_usage(usage: tuple[float, ...]) -> tuple[str, str, str]:
     """As texts."""
     cpu, wall, memory = usage
     return f"{cpu:.2f} s", f"{wall:.2f} s", f"{memory:.0f} MB"
@@ -169,5 +77,9 @@ def format_usage(usage: tuple[float, float, float]) -> tuple[str, str, str]:
 
 def bench(mode: str, folder: Path) -> Iterator[str]:
     """Both tables."""
-    yield format_table("Step (modules and gradients)", ("model", "what", "CPU", "of off"), bench_steps(mode, folder))
-    yield format_table("Compare, whole command", ("what", "CPU", "wall", "peak memory"), bench_compare(mode, folder))
+    yield format_table("Step (modules and gradients)", HEADER, bench_steps(mode, folder))
+    yield format_table(
+        "Compare, whole command",
+        ("what", "CPU", "wall", "peak memory", "times less than msprobe"),
+        bench_compare(mode, folder),
+    )

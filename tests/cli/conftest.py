@@ -34,11 +34,15 @@ class Command:
     def __call__(self, *words: object, **environment: str) -> Outcome:
         return self.launch([sys.executable, "-m", "precision_align"], words, environment)
 
+    def environment(self, **more: str) -> dict[str, str]:
+        """What the command runs under."""
+        return make_environment(**more)
+
     def launch(self, program: list[str], words: tuple[object, ...], environment: dict[str, str]) -> Outcome:
         done = subprocess.run(
             [*program, *(str(word) for word in words)],
             cwd=self.folder,
-            env=make_environment(**environment),
+            env=self.environment(**environment),
             capture_output=True,
             timeout=300,
             check=False,

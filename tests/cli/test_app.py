@@ -154,10 +154,12 @@ def test_unexpected_error_is_one_line_and_traceback_on_request(command: Any) -> 
     assert "Traceback (most recent call last)" in long.err
 
 
-def test_missing_package_is_named(command: Any) -> None:
+def test_missing_package_is_named(command: Any, tmp_path: Path) -> None:
+    file = tmp_path / "step00000000-00000000.part000.h5"
+    file.write_bytes(b"\x89HDF\r\n\x1a\n")
     code = (
         "import sys; sys.modules['h5py'] = None; from precision_align.cli import app; "
-        "sys.exit(app.main(['show', 'x', '--lang', 'en']))"
+        f"sys.exit(app.main(['show', {str(file)!r}, '--lang', 'en']))"
     )
     outcome = command.launch([sys.executable, "-c", code], (), {})
     assert (outcome.status, outcome.out) == (2, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -141,3 +142,21 @@ def test_rules_that_are_wrong_are_told(command: Any, runs: Any) -> None:
     outcome = command("compare", runs / "reference", runs / "candidate", "--rules", "rules.toml")
     assert (outcome.status, outcome.out) == (2, "")
     assert "[PA1" in outcome.err
+
+
+LOADED = """
+import sys
+from precision_align.cli.app import main
+
+status = main(["compare", *sys.argv[1:]])
+print("loaded", *sorted({"torch", "numba", "jinja2"} & sys.modules.keys()))
+raise SystemExit(status)
+"""
+
+
+def test_what_nothing_has_to_be_replayed_for_loads_no_torch(command: Any, runs: Any) -> None:
+    """Start-up is most of what a comparison of two small dumps takes, and torch most of start-up."""
+    words = (runs / "reference", runs / "reference", "-o", "r.json")
+    outcome = command.launch([sys.executable, "-c", LOADED], words, {})
+    assert outcome.status == ALIGNED, outcome.err
+    assert outcome.out.strip().endswith("loaded")

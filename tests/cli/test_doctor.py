@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precision_align.cli import doctor
 from precision_align.devices import ascend
+from precision_align.doctor import arithmetic, examination, software
+from precision_align.doctor.checks import ABSENT, BAD, GOOD, NOTE, Check, is_healthy
 
 
 def test_here(command: Any) -> None:
@@ -45,16 +46,16 @@ def test_without_torch(command: Any) -> None:
 
 
 def test_torch_not_installed_is_not_broken() -> None:
-    check = doctor.check_torch("")
-    assert check.status == doctor.ABSENT
+    check = software.check_torch("")
+    assert check.status == ABSENT
     assert "pip install" in check.advice
-    assert doctor.is_healthy([check])
+    assert is_healthy([check])
 
 
 def test_old_torch_is_bad() -> None:
     pytest.importorskip("torch")
-    assert doctor.check_torch("1.13.1+cpu").status == doctor.BAD
-    assert doctor.check_torch("2.10.0a0+git123").status == doctor.GOOD
+    assert software.check_torch("1.13.1+cpu").status == BAD
+    assert software.check_torch("2.10.0a0+git123").status == GOOD
 
 
 def round_to(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
@@ -62,29 +63,29 @@ def round_to(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
     return np.asarray(np.ldexp(np.round(mantissa * 2.0**bits) / 2.0**bits, exponent))
 
 
-@pytest.mark.parametrize(("bits", "status"), [(24, doctor.GOOD), (12, doctor.NOTE), (11, doctor.NOTE), (4, doctor.BAD)])
+@pytest.mark.parametrize(("bits", "status"), [(24, GOOD), (12, NOTE), (11, NOTE), (4, BAD)])
 def test_matmul_precision_is_told_apart(bits: int, status: str) -> None:
-    left, right = np.random.default_rng(0).standard_normal((2, doctor.SIZE, doctor.SIZE))
+    left, right = np.random.default_rng(0).standard_normal((2, arithmetic.SIZE, arithmetic.SIZE))
     actual = round_to(left, bits) @ round_to(right, bits)
-    error = doctor.measure_error(actual, left @ right, np.abs(left) @ np.abs(right), 2.0**-24)
-    assert doctor.judge_product("x", error, True).status == status
+    error = arithmetic.measure_error(actual, left @ right, np.abs(left) @ np.abs(right), 2.0**-24)
+    assert arithmetic.judge_product("x", error, True).status == status
 
 
 def test_nan_product_is_bad() -> None:
     ones = np.ones((2, 2))
-    assert doctor.measure_error(ones * np.nan, ones, ones, 0.0) == math.inf
-    assert doctor.judge_product("x", math.inf, True).status == doctor.BAD
-    assert doctor.judge_product("x", 0.0, False).status == doctor.NOTE
+    assert arithmetic.measure_error(ones * np.nan, ones, ones, 0.0) == math.inf
+    assert arithmetic.judge_product("x", math.inf, True).status == BAD
+    assert arithmetic.judge_product("x", 0.0, False).status == NOTE
 
 
 def test_broken_driver_is_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
 
-    def fail(*_: object) -> list[doctor.Check]:
+    def fail(*_: object) -> list[Check]:
         raise RuntimeError("driver version mismatch\nlong native trace")
 
-    monkeypatch.setattr(doctor, "check_products", fail)
-    bad = [check for check in doctor.check_device("cpu", True) if check.status == doctor.BAD]
+    monkeypatch.setattr(examination, "check_products", fail)
+    bad = [check for check in examination.check_device("cpu", True) if check.status == BAD]
     assert [check.text for check in bad] == ["RuntimeError: driver version mismatch"]
 
 
@@ -112,3 +113,62 @@ def test_tools_that_are_missing_or_fail_say_nothing() -> None:
     assert ascend.run_tool("no-such-tool-here") == ""
     assert ascend.run_tool("false") == ""
     assert ascend.run_tool("echo", "525.1").strip() == "525.1"
+
+
+def test_a_lock_is_written_and_compared(command: Any) -> None:
+    outcome = command("doctor", "--lock", "env.toml", OMP_NUM_THREADS="1")
+    assert (outcome.status, outcome.err) == (0, "saved env.toml\n")
+    outcome = command("doctor", "--against", "env.toml", OMP_NUM_THREADS="1", HCCL_CONNECT_TIMEOUT="600")
+    assert outcome.status == 1
+    assert "note    environment: HCCL_CONNECT_TIMEOUT: was not there, is 600" in outcome.out
+    assert "-> unset HCCL_CONNECT_TIMEOUT" in outcome.out
+
+
+def test_the_self_test_leaves_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from precision_align.cli.app import main
+
+    checks = ["test_is_a_device", "test_every_record_has_the_values_of_the_device"]  # all of them: tests/devices
+    monkeypatch.setattr("precision_align.testing.devices.list_checks", lambda suite: checks)
+    path = tmp_path / "self-test.json"
+    assert main(["doctor", "--self-test", str(path), "--device", "cpu"]) == 0
+    assert "2 passed; kept in" in " ".join(capsys.readouterr().out.split())
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert [(one["check"], one["status"]) for one in kept["outcomes"]] == [(name, "passed") for name in checks]
+    assert kept["facts"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(1e-7, GOOD), (1e-3, NOTE), (0.5, BAD), (math.nan, BAD)])
+def test_an_operators_error_is_judged(error: float, status: str) -> None:
+    assert arithmetic.judge_error(error) == status
+
+
+def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    real = arithmetic.list_operators()
+
+    def list_changed() -> Any:
+        def compute(given: Any) -> Any:
+            right = real["gelu"](given)
+            return right if right.dtype == torch.float64 else right * 1.1
+
+        def fail(given: Any) -> Any:
+            if given["x"].dtype != torch.float64:
+                raise RuntimeError("no kernel")
+            return real["sort"](given)
+
+        return {
+            **real,
+            "gelu": compute,
+            "sort": fail,
+            "exp": lambda given: real["exp"](given) * (1 + 1e-4 * (given["x"].dtype == torch.float32)),
+        }
+
+    monkeypatch.setattr(arithmetic, "list_operators", list_changed)
+    found = {check.status: check.text for check in arithmetic.check_operators("cpu")}
+    assert "gelu (1e-01)" in found[BAD]
+    assert "sort (RuntimeError: no kernel)" in found[BAD]
+    assert "exp (1e-04)" in found[NOTE]
+    assert "gelu" not in found[GOOD]

@@ -25,6 +25,7 @@ def without_torch(monkeypatch):
     def refuse(name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
+    monkeypatch.setattr(replaying, "find_spec", lambda name: None)
     monkeypatch.setattr(replaying, "import_module", refuse)
 
 

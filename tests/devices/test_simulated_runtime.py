@@ -168,11 +168,25 @@ def pack_sequences(device: str) -> Any:
     return nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
 
 
+def attend_under_masks(device: str) -> Any:
+    """Queries whose last stride is not 1 go another way through attention; masks are boolean, additive, none."""
+    wide = torch.randn(2, 5, 2, 16).to(device)
+    query = wide[..., ::2].transpose(1, 2).requires_grad_()
+    keep = torch.rand(5, 5) > 0.3
+    masks = (keep, torch.zeros(5, 5).masked_fill(~keep, float("-inf")), None)
+    results = [
+        F.scaled_dot_product_attention(query, query, query, attn_mask=None if mask is None else mask.to(device))
+        for mask in masks
+    ]
+    assert torch.equal(results[0].cpu(), results[1].cpu())
+    return results, torch.autograd.grad(results[0].square().sum(), query)
+
+
 SAME_ON_BOTH = [
     index_and_mask, views_in_place, views_in_place_with_gradient, reshape_in_place, write_to_out, mix_with_numbers,
     sort_and_count, decompose, transform, draw, low_types, multiply_integers, zero_gradient, vectorise, recompute,
     recompute_reentrant, encode_without_gradient, infer, copy_deeply, count_embeddings, lose_on_sequences,
-    pack_sequences,
+    pack_sequences, attend_under_masks,
 ]  # fmt: skip
 
 
@@ -286,6 +300,8 @@ def test_compiled_functions_run(backend: str) -> None:
     leaf = torch.zeros(3, device="npu", requires_grad=True)
     compiled(leaf).backward()
     assert leaf.grad.cpu().tolist() == [1, 1, 1]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # recording asks them whether anything here was compiled
 
 
 def test_module_moves_keep_ties_and_buffers() -> None:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,27 @@ def rms_norm(x, weight=None, eps=1e-6, offset=0.0):
 """
 
 
+# what `reduce` takes: a model whose activation is wrong on one side, in a size that can be cut
+BUILD = """
+import torch
+from torch import nn
+
+from mymodel import Wrong
+
+
+def make(config, activation):
+    torch.manual_seed(0)
+    width = config["hidden_size"]
+    layers = [nn.Sequential(nn.Linear(width, width), activation()) for _ in range(config["num_hidden_layers"])]
+    return nn.Sequential(*layers)
+
+
+def build(config):
+    return make(config, nn.GELU), make(config, Wrong), (torch.ones(4, config["hidden_size"]),)
+"""
+CONFIG = '{"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}'
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder, and commands run in it."""
@@ -110,6 +132,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The reader's folder before anything was recorded."""
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("reader")
-    for name, text in (("mymodel", MODEL), ("train", TRAIN), ("mine", REPLACEMENT), ("prepare", PREPARE)):
+    for name, text in (
+        ("mymodel", MODEL),
+        ("train", TRAIN),
+        ("mine", REPLACEMENT),
+        ("prepare", PREPARE),
+        ("build", BUILD),
+    ):
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    (folder / "config.json").write_text(CONFIG, encoding="utf-8")
+    image = np.random.default_rng(0).random((32, 48, 3)).astype(np.float32)
+    np.save(folder / "right.npy", image)
+    np.save(folder / "wrong.npy", np.roll(image, 1, axis=1))
     return Place(folder)

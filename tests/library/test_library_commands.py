@@ -118,7 +118,36 @@ def test_map_build_writes_what_is_committed(tmp_path: Path) -> None:
 
 def test_map_list_in_json() -> None:
     rows = json.loads(run("map", "list", "--json").stdout)
-    assert {row["op"] for row in rows} == {"attention", "layer_norm", "rms_norm", "rope", "swiglu"}
+    assert {row["op"] for row in rows} >= {"attention", "layer_norm", "rms_norm", "rope", "swiglu"}
+
+
+def test_map_list_selects_by_kind_status_and_release() -> None:
+    new = json.loads(run("map", "list", "--kind", "fused", "--torch-npu", "2.9.0", "--json").stdout)
+    old = json.loads(run("map", "list", "--kind", "fused", "--torch-npu", "2.1.0.post8", "--json").stdout)
+    assert {row["kind"] for row in new} == {"fused"}
+    assert {row["id"] for row in new} - {row["id"] for row in old} >= {"M043", "M082"}
+    unverified = json.loads(run("map", "list", "--status", "unverified", "--json").stdout)
+    assert {row["status"] for row in unverified} == {"unverified"}
+    assert run("map", "list", "--kind", "odd").returncode == 2
+
+
+def test_map_add_writes_a_row_that_check_asks_to_fill_in_and_keeps_comments(tmp_path: Path) -> None:
+    library = tmp_path / "mine"
+    words = ("map", "add", "my_norm", "--symbol", "mine.ops.my_norm", "--library", str(library))
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    file = library / "op_cases" / "my_norm" / "mapping.toml"
+    file.write_text("# ours\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
+    done = run("map", "check", "--library", str(library))
+    assert done.returncode == 1
+    for text in ("row my_norm-1: function: must not be blank", "replacement: must not be blank", "evidence[0]: where"):
+        assert text in done.stdout
+    filled = ("--function", "2 x", "--replacement", "x + x", "--where", "mine@1:ops.py", "--kind", "composed")
+    assert json.loads(run(*words, *filled, "--json").stdout)["id"] == "my_norm-2"
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# ours\n")
+    assert "row my_norm-2" not in run("map", "check", "--library", str(library)).stdout
+    assert run("map", "add", "my-norm", "--symbol", "x", "--library", str(library)).returncode == 2
 
 
 def test_python_in_the_working_directory_is_not_run(tmp_path: Path) -> None:
@@ -136,10 +165,10 @@ def test_cases_run_on_the_simulated_device_with_its_look_alike() -> None:
     value = json.loads(done.stdout)
     used = {(result["op"], result["replacement"]) for result in value["results"]}
     assert used == {
-        ("attention", "torch_npu"),
-        ("rope", "torch_npu"),
-        ("rms_norm", "torch_npu"),
-        ("swiglu", "torch_npu"),
+        ("attention", "look-alike of torch_npu"),
+        ("rope", "look-alike of torch_npu"),
+        ("rms_norm", "look-alike of torch_npu"),
+        ("swiglu", "look-alike of torch_npu"),
         ("layer_norm", "torch_float32"),
     }
     assert "not Ascend" in value["device"]

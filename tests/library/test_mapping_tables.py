@@ -27,12 +27,39 @@ def test_the_bundled_library_checks_clean() -> None:
     assert result.problems == ()
     assert result.notes == ()
     assert result.cases >= 100
+    assert result.rows >= 199
+    assert sum(result.untested.values()) < result.rows
+
+
+FACTS = {f"M{number:03d}" for number in range(1, 200)}
+UNVERIFIED = {
+    "M006", "M013", "M014", "M023", "M027", "M035", "M046", "M049", "M096", "M114", "M135", "M160", "M161", "M185",
+    "M187", "M194", "M198", "M199",
+}  # fmt: skip
+
+
+def test_every_fact_is_a_row_and_nothing_unverified_is_called_verified() -> None:
+    rows = {row.id: row for row in load_library().rows}
+    assert rows.keys() >= FACTS
+    assert {id_ for id_, row in rows.items() if row.status == "unverified"} >= UNVERIFIED
+    for id_ in FACTS - UNVERIFIED:
+        assert rows[id_].status == "verified"
+        assert all(evidence.where != "none" for evidence in rows[id_].evidence), id_
+
+
+def test_texts_of_rows_are_sentences() -> None:
+    for row in load_library().rows:
+        for text in row.differences:
+            assert text[-1] in ".?!", (row.id, text)
+        assert "  " not in row.function + row.replacement, row.id
+        assert row.rule is None or row.rule.reason.endswith("."), row.id
 
 
 def test_the_json_table_holds_every_row_with_its_selectors() -> None:
     rows = json.loads(render_json(load_library().rows))["rows"]
     assert len(rows) == len(load_library().rows)
-    assert all(row["cases"][0].startswith(f"{row['op']}/") for row in rows)
+    assert all(case.startswith(f"{row['op']}/") for row in rows for case in row["cases"])
+    assert all(bool(row["cases"]) != bool(row["untested"]) for row in rows)
     assert all("file" not in row for row in rows)
 
 
@@ -100,3 +127,27 @@ def test_check_reports_everything_between_rows_and_cases_at_once(tmp_path: Path)
         "row X2: cases: paper/cases.py does not exist",
     ):
         assert expected in text, expected
+
+
+def test_check_asks_for_cases_goldens_and_operators_that_exist(tmp_path: Path) -> None:
+    rows = ROWS.replace("rule = ", "# rule = ").replace('cases = ["plain", "absent-*"]', "").split("boundaries")[0]
+    (tmp_path / "op_cases" / "twice").mkdir(parents=True)
+    functions = tmp_path / "golden" / "functions"
+    functions.mkdir(parents=True)
+    (functions / "stray.py").write_text("")
+    file = tmp_path / "op_cases" / "twice" / "mapping.toml"
+    file.write_text(
+        rows.replace('"none"', '"torch_npu.npu_clipped_swiglu(x) or torch_npu.npu_no_such(x)"')
+        + 'versions = { since = ["2.7.1"] }\ngolden = "absent"\nuntested = " "\n'
+    )
+    text = "\n".join(check_library(find_folders(tmp_path)).problems)
+    for expected in (
+        "row X1: cases: are missing: name those that prove the row, or say in `untested`",
+        "torch_npu.npu_no_such is in none of the releases read",
+        "versions: torch_npu 2.7.1 has no npu_clipped_swiglu",
+        "golden/functions/absent.py does not exist",
+        "golden/functions/stray.py: no operator is called so",
+    ):
+        assert expected in text, expected
+    file.write_text(rows + 'cases = ["a"]\nuntested = "why"\n')
+    assert "untested: contradicts `cases`" in "\n".join(check_library(find_folders(tmp_path)).problems)

@@ -12,6 +12,7 @@ import torch
 
 from precision_align.core.errors import RuleError, Unavailable, UsageError
 from precision_align.core.terms import Phase, Status
+from precision_align.library.folders import find_folders, load_operator
 from precision_align.library.loading import load_library
 from precision_align.library.runner import list_cases, run_cases
 
@@ -51,7 +52,7 @@ def test_selection() -> None:
     names = {case["case"] for case in list_cases(["swiglu/grid-*", "rope/half"])}
     assert names == {"swiglu/grid-10", "swiglu/grid-2", "swiglu/grid-100", "swiglu/grid-second", "rope/half"}
     assert len(list_cases("swiglu")) == len(list_cases("swiglu/*"))
-    assert {case["case"].split("/")[0] for case in list_cases("*")} == set(load_library().operators)
+    assert {case["case"].split("/")[0] for case in list_cases("*")} == set(find_folders().operators)
 
 
 @pytest.mark.parametrize("select", ["swigl", "swiglu/none", "", "a/b/c", "SWIGLU", []])
@@ -289,3 +290,18 @@ def test_a_case_that_cannot_be_prepared_fails_with_the_reason(tmp_path: Path, na
     assert {result.status for result in report.results} == {Status.FAIL}
     assert "the case itself is broken" in report.results[0].note
     assert message in report.results[0].note
+
+
+def test_a_replacement_that_forgets_the_memory_format_fails() -> None:
+    native = load_operator(find_folders(), "max_pool2d").replacements["torch"]
+
+    def wrong(x: torch.Tensor, **options: Any) -> Any:
+        """As a kernel that reads NCHW whatever the strides say: right for contiguous and for strided inputs."""
+        if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+            x = x.permute(0, 2, 3, 1).reshape(x.shape)
+        return native(x=x, **options)
+
+    assert run_cases("max_pool2d/overlapping", backward=False).passed
+    found = run_cases("max_pool2d/overlapping", replacement=wrong, backward=False)
+    assert not found.passed
+    assert all("channels-last format" in result.note for result in found.failures)

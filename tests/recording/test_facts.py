@@ -142,8 +142,8 @@ def test_cpu_fallbacks_are_counted_by_line_and_still_heard(record):
         assert warnings.showwarning is shown
     assert len(heard) == 4
     assert [note for note in dump.notes if "fallback" in note] == [
-        f"CPU fallback: aten::histc ran on the CPU at {__file__}:{line} (warned of 2 times)",
-        f"CPU fallback: aten::mode ran on the CPU at {__file__}:{line} (warned of 1 times)",
+        f"CPU fallback: aten::histc ran on the CPU at {__file__}:{line} (2 times)",
+        f"CPU fallback: aten::mode ran on the CPU at {__file__}:{line} (1 times)",
     ]
 
 

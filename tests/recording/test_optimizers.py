@@ -98,7 +98,8 @@ def test_learning_rate_schedules(record, when):
     assert [arguments["groups"][0]["lr"] for _, arguments in step_calls(dump)] == [1.0, 0.5, 0.25]
     if when == "before":
         assert optimizer.step == kept
-    assert len(step_records(record(model, lambda recorder: optimizer.step()), "parameter")) == 0
+    dump = record(model, lambda recorder: (model(torch.ones(1, 2)), optimizer.step()))
+    assert len(step_records(dump, "parameter")) == 0
 
 
 class Momentum:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from precision_align.recording.gradients import graph_task
+from precision_align.recording.nodes import graph_task
 from precision_align.recording.session import capture
 
 pytestmark = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,32 @@ def test_formats_that_know_the_types_of_torch(tmp_path: Path, make_draft: Any, m
             assert loaded.view(torch.int16).numpy().tobytes() == given["bfloat16"].tobytes()
         else:
             assert dump.payload(found["uint8"].key).tobytes() == given["complex128"].tobytes()
+
+
+@pytest.mark.parametrize("room", [0, 1, 1000, 3000, 9000, 20_000])
+def test_a_disk_that_fills_up_in_the_middle_of_hdf5_is_an_error_and_no_crash(
+    tmp_path: Path, make_draft: Any, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    info = RunInfo("r", "now", 0, 1, "cpu")
+    sink = Hdf5Sink(tmp_path / "d", info)
+    for number in range(12):
+        sink.put(make_draft(np.arange(500, dtype=np.float32), order=number, key={"call": number}))
+    sink.close(info)
+    real, written = os.pwrite, [0]
+
+    def write(file: int, data: Any, place: int) -> int:
+        fits = room - written[0]
+        if fits <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written[0] += len(data[:fits])
+        return real(file, data[:fits], place)
+
+    with open_dump(tmp_path / "d") as dump:
+        monkeypatch.setattr(os, "pwrite", write)
+        with pytest.raises(OSError, match="No space left"):
+            export(dump, tmp_path / "out", "hdf5")
+        assert list((tmp_path / "out").iterdir()) == []
+        monkeypatch.setattr(os, "pwrite", real)
+        with h5py.File(export(dump, tmp_path / "out", "hdf5")) as file:
+            assert all((file[name][:] == np.arange(500)).all() for name in file)
+            assert len(file) == 12

@@ -332,3 +332,11 @@ def test_msprobe_data_names_stay_in_their_folder(tmp_path: Path) -> None:
     with open_dump(tmp_path / "m") as dump:
         record = next(r for r in dump.records if r.key.scope == "block.fc1" and r.key.role is Role.OUTPUT)
         assert record.tier is not Tier.FULL
+
+
+def test_reading_files_without_hashes_is_told(tmp_path: Path) -> None:
+    write_msprobe(tmp_path / "a")
+    seen: list[tuple[int, int]] = []
+    pa.compare(tmp_path / "a", tmp_path / "a", reading=lambda done, total: seen.append((done, total)))
+    total = 2 * len(open_dump(tmp_path / "a").records)
+    assert seen == [(number, total) for number in range(1, total + 1)]

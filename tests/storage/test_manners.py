@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -210,7 +211,7 @@ def test_a_file_system_without_locks(
     tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lustre without flock, some NFS: HDF5 refuses, and is asked again without locks."""
-    real, refused = handles.h5py.File, []
+    real, refused = h5py.File, []
 
     def refuse(path: Any, mode: str, **options: Any) -> Any:
         if options.get("locking") is not False:
@@ -218,7 +219,7 @@ def test_a_file_system_without_locks(
             raise OSError("[Errno 38] Unable to synchronously open file (unable to lock file, errno = 38)")
         return real(path, mode, **options)
 
-    monkeypatch.setattr(handles.h5py, "File", refuse)
+    monkeypatch.setattr(h5py, "File", refuse)
     sink = Hdf5Sink(tmp_path / "d", make_info())
     put_steps(sink, make_draft, range(2))
     sink.close(make_info())

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precision_align.reporting.losses import describe_losses
+from precision_align.reporting.resultpages import render_page
 from precision_align.training.curves import compare_losses
 
 REFERENCE = [(step, 3.0 - step / 50) for step in range(100)]
@@ -65,7 +67,8 @@ def test_values_that_are_not_finite_are_marked() -> None:
 def test_any_values_can_be_compared_drawn_and_described(left: list[float], right: list[float], width: int) -> None:
     report = compare_losses(list(enumerate(left)), list(enumerate(right)))
     assert report.plot(width)
-    assert report.describe()
+    for language in ("en", "zh"):
+        assert render_page(describe_losses(report, language), max(width, 1))
     assert report.to_curve().onset == report.onset
     equal = all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(left, right))
     assert not (equal and report.parted)

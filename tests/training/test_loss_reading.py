@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from precision_align.core.errors import DumpNotFound, LogUnreadable, NothingInCommon, PrecisionAlignError, UsageError
 from precision_align.core.keys import Key
-from precision_align.core.records import Call, Point, TensorRecord
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.training.curves import compare_losses
 from precision_align.training.reading import read_series
@@ -260,9 +260,6 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "wide.log").write_bytes("step 1 loss 2\n".encode("utf-16"))
     with pytest.raises(LogUnreadable, match=r"line 1.*UTF-8"):
         read_series(tmp_path / "wide.log")
-    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"\x00\x01")
-    with pytest.raises(LogUnreadable, match="TensorBoard"):
-        read_series(tmp_path / "events.out.tfevents.1.host")
 
 
 def test_no_step_in_common(tmp_path: Path) -> None:
@@ -342,6 +339,8 @@ class SmallDump:
         tree = {"kind": "scalar", "value": None}
         cast = {"npu": autocast} if autocast else {}
         self.series = points
+        self.steps = [0]
+        self.info = RunInfo("run", "now", 0, 1, "cpu", command="train.py")
         self.records = [TensorRecord(key, dtype, (2,), (1,), "strided", "cpu", True, 0, Tier.FULL)]
         self.calls = [
             Call(0, 0, 0, "head", 0, Pass.FIRST, "Head", 0, -1, 0, 1, True, True, True, tree, tree, None, cast)

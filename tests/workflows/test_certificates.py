@@ -14,18 +14,28 @@ import torch
 from torch import nn
 
 import precision_align as pa
+from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.side import Side
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.core.errors import DumpDamaged
+from precision_align.core.terms import Status
+from precision_align.numerics.judgement import Judgement
 from precision_align.storage.certificates import Certificates, CertificateWriter, Entry, find_certificates
+from precision_align.storage.opening import open_own
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Act(nn.Module):
-    """No stock module: only its code, or a certificate, tells what is right. ``gain``: what a faulty build adds."""
+    """No stock module: only its code, or a certificate, tells what is right. ``gain``: what a faulty build adds;
+    ``spelled``: the same by other operators, whose roundings differ."""
 
     gain = 1.0
+    spelled = False
 
     def forward(self, x):
+        if self.spelled:
+            return x.exp().log1p() / (1 + (-x).exp())
         return torch.nn.functional.softplus(x) * x.sigmoid() * self.gain
 
 
@@ -82,6 +92,12 @@ def change_nothing(model):
     for name in ("up", "down"):
         getattr(model[1], name).__class__ = Split
     model[0].__class__ = Split
+
+
+def spell_act(model):
+    """Where all of a call is bit-equal there is nothing to judge: a right build that is not."""
+    change_nothing(model)
+    model[1].act.spelled = True
 
 
 def scale_act(model):
@@ -149,18 +165,33 @@ def build_other():
     return model
 
 
-def test_a_disagreement_is_shown(tmp_path):
-    """What was certified is not the code that is replayed."""
+def test_code_that_is_not_what_was_recorded_certifies_nothing(tmp_path):
+    """Its golden is off the reference's own records, which would let anything as far off pass."""
     run(build(torch.float32), tmp_path / "reference")
-    pa.certify(tmp_path / "reference", replay=build_other)
-    options = {"dtype": torch.float32, "replay": lambda: build(torch.float32)}
-    report = judge_forced(tmp_path / "reference", change_nothing, tmp_path, **options)
-    assert any("evidence disagrees" in note for note in report.notes)
-    assert report.first.scope == "1.act"
+    found = pa.certify(tmp_path / "reference", replay=build_other)
+    assert found.skipped["the code given does not compute what was recorded"] == 2  # forward and backward
+    assert found.records > 20
+    report = judge_forced(tmp_path / "reference", scale_act, tmp_path, torch.float32)
+    assert not [row for row in report.records if row.scope == "1.act" and row.evidence == "certificate"]
+
+
+def test_a_disagreement_is_shown_and_the_more_severe_verdict_stands(fine, tmp_path):
+    model = build(torch.float32)
+    scale_act(model)
+    run(model, tmp_path / "candidate", force=fine)
+    with open_own(fine) as reference, open_own(tmp_path / "candidate") as candidate:
+        alignment = Alignment(Side(reference), Side(candidate))
+        provider = CertificateProvider(alignment)
+        node = next(node for node in alignment.candidate.nodes if node.scope == "1.act")
+        replayed = {(-1, ""): (Judgement(Status.PASS, "fine"), node.outputs[""])}
+        judgement, _ = provider.combine(node, replayed, backward=False)[-1, ""]
+    assert (judgement.status, judgement.evidence) == ("fail", "replay+certificate")
+    assert "replay says pass (fine), the certificate fail" in judgement.why
+    assert ["evidence disagrees" in note for note in provider.disagreements] == [True]
 
 
 def test_code_that_is_not_the_references_gives_way_to_the_certificate(fine, tmp_path):
-    report = judge_forced(fine, change_nothing, tmp_path, torch.float32, replay=build_other)
+    report = judge_forced(fine, spell_act, tmp_path, torch.float32, replay=build_other)
     assert (report.verdict, report.first) == ("aligned", None)
     assert {row.evidence for row in report.records if row.scope == "1.act" and row.role == "output"} == {"certificate"}
 

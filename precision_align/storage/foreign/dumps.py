@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
-from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.core.records import Call, Point, RunInfo, Statistics, TensorRecord
 from precision_align.core.terms import Tier
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.foreign.items import Item, Tensor, Unreadable
 from precision_align.storage.hashing import digest_words
-from precision_align.storage.mapping import release_pages
+from precision_align.storage.mapping import RESIDENT_BYTES, release_pages
 from precision_align.storage.views import DumpView
 
 
@@ -45,11 +45,33 @@ class _Records(Sequence[TensorRecord]):
         return (self[number] for number in range(len(self)))
 
 
+class _LoadedRecord(TensorRecord):
+    """The record of a tensor that is at hand: its statistics are a pass over it, made when somebody asks for them."""
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        try:
+            tensor = self.__dict__["_load"]()
+        except Unreadable:  # it was, when the record was made
+            return None
+        found = summarize(tensor.words, dtype_of(tensor.dtype))
+        release_pages(tensor.words)
+        return found
+
+    @classmethod
+    def make(cls, load: Callable[[], Tensor], **fields: Any) -> TensorRecord:
+        """``load``: gives the tensor once more."""
+        record = cls(**fields)
+        del record.__dict__["statistics"]
+        record.__dict__["_load"] = load
+        return record
+
+
 def _describe(item: Item) -> TensorRecord:
     reason = item.reason
     if item.load is not None:
         try:
-            return _describe_tensor(item, item.load())
+            return _describe_tensor(item, item.load)
         except Unreadable as error:
             reason = str(error)
     return TensorRecord(
@@ -68,11 +90,13 @@ def _describe(item: Item) -> TensorRecord:
     )
 
 
-def _describe_tensor(item: Item, tensor: Tensor) -> TensorRecord:
+def _describe_tensor(item: Item, load: Callable[[], Tensor]) -> TensorRecord:
+    tensor = load()
     words = tensor.words
-    digest, statistics = digest_words(words), summarize(words, dtype_of(tensor.dtype))
+    digest = digest_words(words, release_pages if words.nbytes > RESIDENT_BYTES else None)
     release_pages(words)
-    return TensorRecord(
+    return _LoadedRecord.make(
+        load,
         key=item.key,
         dtype=tensor.dtype,
         shape=words.shape,
@@ -83,7 +107,6 @@ def _describe_tensor(item: Item, tensor: Tensor) -> TensorRecord:
         order=item.order,
         tier=Tier.FULL,
         digest=digest,
-        statistics=statistics,
         nbytes=words.nbytes,
     )
 
@@ -193,4 +216,8 @@ class ForeignDump(DumpView):
 
     def stored_sketch(self, position: int) -> Array | None:
         """None: sketches are made of the tensors."""
+        return None
+
+    def stored_sample(self, position: int) -> Array | None:
+        """None: so are samples."""
         return None

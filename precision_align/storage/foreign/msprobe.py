@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.keys import Key
@@ -199,9 +199,7 @@ class _Reader:
         enter, leave = self._spans[name]
         full = Key(key.step, 0, key.rank, key.source, key.scope, key.call, key.pass_, key.op, 0, phase, role, path)
         data_name = value.get("data_name")
-        load = (
-            partial(_load, self._place.folder / "dump_tensor_data" / Path(str(data_name)).name) if data_name else None
-        )
+        load = _Loader(self._place.folder / "dump_tensor_data" / Path(str(data_name)).name) if data_name else None
         self.items.append(
             Item(
                 full,
@@ -304,13 +302,23 @@ def _read_statistics(value: Mapping[str, Any]) -> Statistics | None:
     return Statistics(count, 0, 0, 0, 0, low, high, mean, abs(norm))
 
 
-def _load(path: Path) -> Tensor:
-    if path.suffix == ".npy":  # of MindSpore
-        return list_npy(path)[""]()
-    try:
-        found = list_pickle(path)
-    except DumpDamaged as error:
-        raise Unreadable(str(error.args[0])) from error
-    if len(found) != 1:
-        raise Unreadable(f"{path.name} holds {len(found)} tensors, not one")
-    return next(iter(found.values()))()
+class _Loader:
+    """The one tensor of a file; where in the file it lies is looked up once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self) -> Tensor:
+        return self._load()
+
+    @cached_property
+    def _load(self) -> Callable[[], Tensor]:
+        if self._path.suffix == ".npy":  # of MindSpore
+            return list_npy(self._path)[""]
+        try:
+            found = list_pickle(self._path)
+        except DumpDamaged as error:
+            raise Unreadable(str(error.args[0])) from error
+        if len(found) != 1:
+            raise Unreadable(f"{self._path.name} holds {len(found)} tensors, not one")
+        return next(iter(found.values()))

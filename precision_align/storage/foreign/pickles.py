@@ -125,6 +125,7 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
                 raise ValueError("its list of tensors is larger than 1 GiB")
             with archive.open(name) as file:
                 content = _Reader(file).load()
+            entries = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise DumpDamaged(
             f"{path} is not in torch's zip format (of torch 1.6 and later): load it with torch.load(..., "
@@ -133,7 +134,10 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
     except (OSError, RecursionError, MemoryError, *_REFUSED) as error:
         raise DumpDamaged(f"{path} is not read: {error}; save a tensor or a dictionary of tensors instead") from error
     prefix = name[: -len("data.pkl")]
-    return {place: partial(_load, path, prefix, found) for place, found in _walk(content, "", 0)}
+    return {
+        place: partial(_load, path, entries.get(f"{prefix}data/{found.storage.key}"), found)
+        for place, found in _walk(content, "", 0)
+    }
 
 
 def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, _Tensor]]:
@@ -145,10 +149,12 @@ def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, _Tensor]]:
             yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1)
 
 
-def _load(path: Path, prefix: str, tensor: _Tensor) -> Tensor:
+def _load(path: Path, entry: zipfile.ZipInfo | None, tensor: _Tensor) -> Tensor:
     row = require_known(tensor.dtype)
+    if entry is None:
+        raise Unreadable(f"{path.name} has no values for its tensor")
     try:
-        data = _map_entry(path, f"{prefix}data/{tensor.storage.key}")
+        data = _map_entry(path, entry)
         words = data[: data.size // row.itemsize * row.itemsize].view(np.dtype(row.word))
         _require_inside(tensor, words.size)
         view = np.lib.stride_tricks.as_strided(
@@ -157,7 +163,7 @@ def _load(path: Path, prefix: str, tensor: _Tensor) -> Tensor:
             tuple(step * row.itemsize for step in tensor.stride),
             writeable=False,
         )
-    except (OSError, KeyError, TypeError, ValueError, OverflowError, zipfile.BadZipFile) as error:
+    except (OSError, TypeError, ValueError, OverflowError) as error:
         raise Unreadable(f"{path.name}: {error}") from error
     return Tensor(view if view.flags.c_contiguous else np.ascontiguousarray(view).reshape(tensor.shape), row.name)
 
@@ -173,14 +179,12 @@ def _require_inside(tensor: _Tensor, size: int) -> None:
         raise ValueError(f"a tensor of shape {tensor.shape} that is larger than its storage of {size} values")
 
 
-def _map_entry(path: Path, name: str) -> Array:
-    with zipfile.ZipFile(path) as archive:
-        entry = archive.getinfo(name)
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("its values are compressed, which torch never does")
+def _map_entry(path: Path, entry: zipfile.ZipInfo) -> Array:
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("its values are compressed, which torch never does")
     file = MappedFile(path)
     try:
-        header = file.read(entry.header_offset, _LOCAL_HEADER)
+        header = file.view(entry.header_offset, _LOCAL_HEADER)
         lengths = header[-4:].view("<u2")
         return file.view(entry.header_offset + _LOCAL_HEADER + int(lengths.sum()), entry.file_size)
     finally:

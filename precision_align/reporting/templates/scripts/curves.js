@@ -86,6 +86,7 @@ function makePlot(holder, curve) {
 function drawCurves() {
   while (plots.length) plots.pop().destroy();
   for (const holder of document.querySelectorAll(".curve")) {
+    if (!holder.clientWidth) continue; // in the language that is not shown
     const curve = data.curves[Number(holder.dataset.curve)];
     if (curve.reference.length || curve.candidate.length) plots.push(makePlot(holder, curve));
   }

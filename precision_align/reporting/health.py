@@ -1,0 +1,69 @@
+"""The checks of one training as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precision_align.core.terms import Verdict
+from precision_align.reporting.commands import join_command
+from precision_align.reporting.languages import say
+from precision_align.reporting.resultpages import Block, Page
+from precision_align.training.health.findings import Finding, HealthReport, Severity
+
+SHOWN = 40  # of one kind of severity; the JSON form has them all
+_NEXT = ("nan forward", "nan backward", "nan gradient", "nan update")
+
+
+def describe_health(report: HealthReport, language: str = "en") -> Page:
+    """The page: faults, remarks, what was looked at."""
+    faults = report.faults
+    remarks = [finding for finding in report.findings if finding.severity == Severity.REMARK]
+    blocks = [
+        _tabulate("health.faults", faults, language),
+        _tabulate("health.remarks", remarks, language),
+        Block(
+            say(language, "health.checked"),
+            lines=[say(language, "health.checked.lead")],
+            columns=[say(language, "health.check"), say(language, "health.evidence")],
+            rows=[(name, str(count)) for name, count in report.checks.items()],
+        ),
+        Block(say(language, "health.notes"), lines=report.notes),
+        _suggest(report, language),
+    ]
+    if not faults:
+        sentence = say(language, "health.sentence.healthy", steps=len(report.steps), ranks=len(report.ranks))
+        return Page(Verdict.ALIGNED, say(language, "health.healthy"), sentence, blocks)
+    kinds = len({finding.code for finding in faults})
+    first = f"{faults[0].place}: {phrase_finding(faults[0], language)}" if faults[0].place else ""
+    values = {"count": kinds, "step": faults[0].step, "first": first or phrase_finding(faults[0], language)}
+    sentence = say(language, "health.sentence.unhealthy", **values)
+    return Page(Verdict.DIVERGED, say(language, "health.unhealthy"), sentence, blocks)
+
+
+def phrase_finding(finding: Finding, language: str) -> str:
+    """What was found, in a sentence."""
+    text = say(language, f"health.code.{finding.code}", **finding.values)
+    return text if finding.count < 2 else say(language, "health.times", text=text, count=finding.count)
+
+
+def _tabulate(heading: str, findings: Sequence[Finding], language: str) -> Block:
+    rows = [
+        (
+            say(language, "health.rank", step=finding.step, rank=finding.rank),
+            finding.place,
+            phrase_finding(finding, language),
+        )
+        for finding in findings[:SHOWN]
+    ]
+    if len(findings) > SHOWN:
+        rows.append(("…", "…", f"+{len(findings) - SHOWN}"))
+    columns = [say(language, f"health.{name}") for name in ("step", "where", "what")]
+    return Block(say(language, heading), columns=columns, rows=rows) if rows else Block()
+
+
+def _suggest(report: HealthReport, language: str) -> Block:
+    """The record of the first NaN, where that is what was found."""
+    keys = [str(finding.values["record"]) for finding in report.faults if finding.code in _NEXT]
+    if not keys:
+        return Block()
+    return Block(say(language, "health.next"), commands=[join_command("show", report.path, keys[0])])

@@ -1,0 +1,1 @@
+"""Two checkpoints, or a checkpoint and the model that was saved, compared one tensor at a time."""

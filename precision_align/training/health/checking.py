@@ -1,0 +1,89 @@
+"""Runs all checks on a dump."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from precision_align.core.errors import NothingInCommon
+from precision_align.storage.base import Dump
+from precision_align.training.health.facts import Facts, gather_facts
+from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
+from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
+from precision_align.training.health.inputs import check_inputs
+from precision_align.training.health.origins import find_origin
+from precision_align.training.health.pairs import compare_settings
+from precision_align.training.health.replicas import check_replicas
+from precision_align.training.health.scales import SCALES, check_scales
+from precision_align.training.health.updates import check_updates, compare_updates
+
+
+def check_health(
+    dump: Dump | str | os.PathLike[str],
+    reference: Dump | str | os.PathLike[str] | None = None,
+    *,
+    replicas: Sequence[Sequence[int]] | None = None,
+) -> HealthReport:
+    """Look for what goes wrong in trainings by itself: no second run is needed.
+
+    ``reference``: a dump of the run that is right; then settings and the first update are held against it too.
+    ``replicas``: groups of ranks that hold the same parameters; default: all. Raises the errors of the dump reader,
+    NothingInCommon where the dump holds no record.
+    """
+    facts = gather_facts(_open(dump))
+    if not facts.dump.records:
+        raise NothingInCommon(f"{_name(dump)} holds no record of a tensor: there is nothing to check; record it again")
+    findings = [
+        *find_origin(facts),
+        *check_inputs(facts),
+        *check_updates(facts),
+        *check_gradients(facts),
+        *check_norms(facts),
+        *check_scales(facts),
+        *check_replicas(facts, replicas),
+    ]
+    if reference is not None:
+        other = gather_facts(_open(reference))
+        findings += [*compare_updates(facts, other), *compare_settings(facts, other)]
+    return HealthReport(
+        path=_name(dump),
+        steps=tuple(facts.dump.steps),
+        ranks=tuple(facts.dump.ranks),
+        findings=_order(findings),
+        checks=_count_evidence(facts, reference is not None),
+        notes=tuple(facts.dump.notes),
+    )
+
+
+def _open(dump: Dump | str | os.PathLike[str]) -> Dump:
+    if not isinstance(dump, (str, os.PathLike)):
+        return dump
+    from precision_align.storage.opening import open_dump
+
+    return open_dump(dump)
+
+
+def _name(dump: Dump | str | os.PathLike[str]) -> str:
+    return str(Path(dump)) if isinstance(dump, (str, os.PathLike)) else str(getattr(dump, "path", "the dump"))
+
+
+def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(
+        sorted(merge(findings), key=lambda finding: (finding.severity != Severity.FAULT, finding.step, finding.rank))
+    )
+
+
+def _count_evidence(facts: Facts, paired: bool) -> dict[str, int]:
+    """How much each check had to look at: what is 0 was not checked."""
+    ranks = len(facts.dump.ranks)
+    return {
+        "updates": len(facts.updated),
+        "gradients": sum(len(records) for records in facts.gradients.values()),
+        "gradient norm": len(facts.find_series(*NORMS)) if ranks == 1 else 0,
+        "loss": len(facts.find_series("loss", "lm loss")),
+        "loss scale": len(facts.find_series(*SCALES)),
+        "inputs": len(facts.inputs),
+        "replicas": ranks if ranks > 1 else 0,
+        "settings of both runs": int(paired),
+    }

@@ -1,0 +1,1 @@
+"""Two rendered images: how far apart, where, and in what way."""
