@@ -29,6 +29,7 @@ _EXPORTS = {
     "guard_determinism": "precision_align.recording.determinism",
     "read_zoom_plan": "precision_align.recording.zoomplans",
     "compare": "precision_align.workflows.comparing",
+    "certify": "precision_align.workflows.certifying",
     "lockstep": "precision_align.workflows.lockstep",
     "assert_aligned": "precision_align.workflows.assertions",
     "Report": "precision_align.reporting.report",

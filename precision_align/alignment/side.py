@@ -124,7 +124,7 @@ class Side:
         returned: dict[tuple[int, int, int], set[bytes]] = defaultdict(set)
         outputs: dict[tuple[int, int, int], set[bytes]] = {}
         for call in self.calls:
-            tensors = self._by_call.get((call.rank, call.step, call.micro, call.scope, call.call, call.pass_), {})
+            tensors = self.select_call(call)
             own = {r.digest for place, r in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)}
             outputs[call.rank, call.step, call.identity] = own
             returned[call.rank, call.step, call.parent] |= own
@@ -146,7 +146,7 @@ class Side:
             if scope is None:
                 continue
             unit = Unit(call.rank, call.step, call.micro)
-            tensors = self._by_call.get((call.rank, call.step, call.micro, call.scope, call.call, call.pass_), {})
+            tensors = self.select_call(call)
             node = Node(call, scope, unit, counts[unit, scope], tensors)
             counts[unit, scope] += 1
             parent = self._find_parent(call, by_identity, found)
@@ -155,6 +155,10 @@ class Side:
                 parent.children.append(node)
             found[call.rank, call.step, call.identity] = node
         return sorted(found.values(), key=lambda node: (node.unit.rank, node.call.exit))
+
+    def select_call(self, call: Call) -> Mapping[Place, TensorRecord]:
+        """The tensors of one call, of either pass."""
+        return self._by_call.get((call.rank, call.step, call.micro, call.scope, call.call, call.pass_), {})
 
     def _find_parent(
         self,

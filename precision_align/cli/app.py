@@ -24,6 +24,7 @@ VERBS = (
     "capture",
     "show",
     "compare",
+    "certify",
     "loss",
     "health",
     "checkpoint",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
@@ -25,8 +26,15 @@ class BackwardJudge:
     """Judges gradients: of inputs and parameters by the call that used them, of outputs by the caller that went on."""
 
     def __init__(
-        self, alignment: Alignment, raw: RawComparer, replay: ReplayProvider, forward: ForwardJudge, owned: Owned
+        self,
+        alignment: Alignment,
+        raw: RawComparer,
+        replay: ReplayProvider,
+        forward: ForwardJudge,
+        owned: Owned,
+        certificates: CertificateProvider,
     ) -> None:
+        self._certificates = certificates
         self._alignment = alignment
         self._raw = raw
         self._replay = replay
@@ -48,6 +56,7 @@ class BackwardJudge:
                 make_row(record, self._blame(node, child), Status.PASS, "hash", note=note) for child, record in targets
             ]
         verdicts, reason = self._replay.judge_backward(node)
+        verdicts = self._certificates.combine(node, verdicts, backward=True)
         for child, record in targets:
             if record.extra.get("inside"):
                 rows.append(self._row_inside(node, child, record))
@@ -76,11 +85,33 @@ class BackwardJudge:
             if any(node.call.error for node in members):
                 continue  # the run stopped in there: what is missing was never computed
             orders = [record.order for node in members for record in node.gradients.values()]
-            lacking = [pair for node in sorted(members, key=lambda node: -node.call.exit) for pair in self._lack(node)]
+            late_first = sorted(members, key=lambda node: -node.call.exit)
+            rows += [row for node in late_first for row in self._rows_unused(node)]
+            lacking = [pair for node in late_first for pair in self._lack(node)]
             # a run recorded without gradients lacks all of them; one that skipped a backward pass lacks these
             if lacking and (orders or self._has_gradients):
                 rows += self._row_lacking(lacking, max(orders or [node.call.exit for node in members]))
         return rows
+
+    def _rows_unused(self, node: Node) -> list[RecordResult]:
+        """Parameters that a call's own code gives no gradient, although one comes back to its output."""
+        partner = self._alignment.pairs.get(node)
+        orders = [record.order for path, record in node.gradients.items() if path.partition(".")[0] == "output"]
+        if partner is None or not orders:
+            return []
+        last = max(record.order for record in node.gradients.values())
+        return [
+            make_row(
+                record,
+                self._blame(node, -1),
+                Status.FAIL,
+                "structure",
+                note=f"its code sends no gradient to {path.partition('.')[2]}: detached, frozen or not used",
+                order=last,
+            )
+            for path, record in partner.gradients.items()
+            if path.startswith("parameter.") and path not in node.gradients
+        ]
 
     def _lack(self, node: Node) -> list[tuple[Node, TensorRecord, str]]:
         partner = self._alignment.pairs.get(node)
@@ -109,11 +140,26 @@ class BackwardJudge:
     def _row_lacking(self, lacking: list[tuple[Node, TensorRecord, str]], order: int) -> list[RecordResult]:
         rows = []
         for number, (node, record, note) in enumerate(lacking):
-            caller = node.parent or node
+            caller = self._find_cutting(node)
             blame = blame_call(caller.call, caller.scope, caller.number, Site.INLINE, Phase.BACKWARD)
             status = Status.FAIL if number == 0 else Status.MISSING
             rows.append(make_row(record, blame, status, "structure", note=note, order=order))
         return rows
+
+    def _find_cutting(self, node: Node) -> Node:
+        """The innermost caller to whose own output a gradient comes back: one that has none is cut off itself."""
+        caller = node.parent or node
+        while caller.parent is not None and self._lacks_all(caller):
+            caller = caller.parent
+        return caller
+
+    def _lacks_all(self, node: Node) -> bool:
+        partner = self._alignment.pairs.get(node)
+        ours, theirs = (
+            any(path.partition(".")[0] == "output" for path in side.gradients) if side is not None else False
+            for side in (node, partner)
+        )
+        return theirs and not ours
 
     def _judge_entry(self, node: Node) -> list[RecordResult]:
         """The gradients that enter the model: made by loss code outside of it, which cannot be replayed."""
@@ -154,7 +200,27 @@ class BackwardJudge:
         known = node in self._alignment.pairs
         entered = self._raw.find_largest([*self._sources(node, record.order), *pairs]) if known else math.inf
         what = "a sum of what this code and the child itself send back"
-        return self._row_proportional(record, self._blame(node, child), entered, what)
+        row = self._row_proportional(record, self._blame(node, child), entered, what)
+        if row.status != Status.FAIL or not self._is_all_callers(node, child, record):
+            return row
+        note = "all of it comes from the caller's code: what the call itself makes of this output sends nothing back"
+        return make_row(record, self._blame(node.children[child], -1), Status.FAIL, "replay", note=note)
+
+    def _is_all_callers(self, node: Node, child: int, record: TensorRecord) -> bool:
+        """The caller's code alone sends back the whole gradient, by replay, and the call's other outputs got theirs."""
+        called = node.children[child]
+        twin = self._alignment.pairs.get(called)
+        if twin is None or _list_outputs(twin) != _list_outputs(called):
+            return False
+        found = self._replay.compute(node, child, record.key.path, True)
+        try:
+            actual = self._alignment.candidate.dump.values(record.key).astype("float64")
+        except (KeyError, DumpError):
+            return False
+        if found is None or found[0].shape != actual.shape:
+            return False
+        share = measure(actual, found[0])
+        return not share.nonfinite and share.over_max <= raw_limit(record.dtype)
 
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
@@ -205,6 +271,11 @@ class BackwardJudge:
     def _blame(self, node: Node, child: int) -> Blame:
         site = Site.MODULE if child < 0 and node.call.leaf else Site.INLINE
         return blame_call(node.call, node.scope, node.number, site, Phase.BACKWARD)
+
+
+def _list_outputs(node: Node) -> set[str]:
+    """The outputs of a call to which a gradient came back."""
+    return {path for path in node.gradients if path.partition(".")[0] == "output"}
 
 
 def read_loss_scales(side: Side) -> dict[int, float]:

@@ -16,6 +16,7 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
@@ -24,6 +25,7 @@ from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
+from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
@@ -50,6 +52,16 @@ class Comparison:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class Recomputed:
+    """A judged result in float64: the candidate's and the golden one, and (name, text, golden) of other forms of it."""
+
+    record: TensorRecord
+    actual: Array
+    golden: Array
+    alternatives: list[tuple[str, str, Array]]
+
+
 class Engine:
     """Compares one candidate with a reference, or with the reference's code alone."""
 
@@ -68,13 +80,17 @@ class Engine:
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate, journal)
+        self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
         self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned)
+        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
         self._forward.index_partners(self._candidate.nodes)
-        self._backward = BackwardJudge(self._alignment, self._raw, self._replay, self._forward, self._list_owned)
+        self._recomputed = RecomputationJudge(self._candidate)
+        self._backward = BackwardJudge(
+            self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
+        )
         self.operations = OperationJudge(self._alignment, self._raw)
 
     def run(self, progress: Progress | None = None) -> Comparison:
@@ -94,6 +110,7 @@ class Engine:
                     done += 1
                     if progress is not None:
                         progress(done, total)
+            rows += self._recomputed.judge(rank, step)
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
@@ -112,8 +129,8 @@ class Engine:
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> tuple[TensorRecord, Array, Array] | None:
-        """(record, actual, golden) of a judged result, float64, or None where there is no replay of it."""
+    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
+        """A judged result once more, or None where there is no replay of it."""
         for node in self._candidate.nodes:
             if node.scope != scope:
                 continue
@@ -123,9 +140,7 @@ class Engine:
                         return self._recompute(node, child, record, phase)
         return None
 
-    def _recompute(
-        self, node: Node, child: int, record: TensorRecord, phase: Phase
-    ) -> tuple[TensorRecord, Array, Array] | None:
+    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
         found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
         if found is None:
             return None
@@ -133,7 +148,9 @@ class Engine:
             values = self._candidate.dump.values(record.key)
         except KeyError:
             return None
-        return record, values.astype(np.complex128 if values.dtype.kind == "c" else np.float64), found[0]
+        actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+        others = self._replay.compute_alternatives(node, child, record.key.path, phase == Phase.BACKWARD)
+        return Recomputed(record, actual, found[0], others)
 
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""
@@ -174,8 +191,11 @@ class Engine:
                 continue
             notes += [f"{name}: {note}" for note in side.dump.notes]
             if side.recomputed:
-                notes.append(f"{name}: {side.recomputed} recomputed calls (activation checkpointing) are not compared")
-        notes += self._note_flags()
+                notes.append(
+                    f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
+                    "are held against their own first pass"
+                )
+        notes += [*self._certificates.describe(), *self._note_flags()]
         notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node
+from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forced import was_replaced
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider, Verdicts
@@ -35,7 +36,15 @@ Owned = Callable[[Node], list[Pair]]
 class ForwardJudge:
     """Judges calls in exit order. ``owned``: the parameters that a node's own code may use, with their partners."""
 
-    def __init__(self, alignment: Alignment, raw: RawComparer, replay: ReplayProvider, owned: Owned) -> None:
+    def __init__(
+        self,
+        alignment: Alignment,
+        raw: RawComparer,
+        replay: ReplayProvider,
+        owned: Owned,
+        certificates: CertificateProvider,
+    ) -> None:
+        self._certificates = certificates
         self._alignment = alignment
         self._raw = raw
         self._replay = replay
@@ -53,6 +62,7 @@ class ForwardJudge:
                 for child, record in targets
             ]
         verdicts, reason = self._replay.judge_forward(node)
+        verdicts = self._certificates.combine(node, verdicts, backward=False)
         rows = [self._judge_target(node, child, record, verdicts, reason) for child, record in targets]
         flags = self._judge_flags(node, verdicts) if verdicts else self._compare_flags(node)
         return rows + flags + lacking

@@ -55,14 +55,15 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
     updates = import_module("precision_align.replay.updates")
     specification = find_step(reference, rank, partner) if reference is not None and partner is not None else None
     specification = specification or call
-    if specification.kind != call.kind and not call.kind.startswith("torch.optim."):
-        return (
-            None  # somebody's own build of the reference's optimizer: its state is not torch's, so pairs are compared
-        )
+    is_own_build = specification.kind != call.kind and not call.kind.startswith("torch.optim.")
+    # somebody's own build of the reference's optimizer: where its state is named otherwise, pairs are compared
+    if is_own_build and not _has_same_state(side, step, reference, partner, rank):
+        return None
     groups = read_arguments(specification).get("groups", [])
     scalars = read_arguments(call).get("state", {})
     return updates.Update(
         kind=specification.kind,
+        is_foreign=specification.kind != call.kind,
         groups=tuple(
             updates.Group(
                 {name: value for name, value in group.items() if name != "parameters"},
@@ -77,6 +78,20 @@ def build_update(side: Side, reference: Side | None, rank: int, step: int, partn
         after=side.select_state(rank, step, Role.PARAMETER, Phase.STEP),
         state_after=_collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP), "after"),
     )
+
+
+def _has_same_state(side: Side, step: int, reference: Side | None, partner: int | None, rank: int) -> bool:
+    """Both optimizers keep state of the same names for the same parameters."""
+    if reference is None or partner is None:
+        return False
+    ours, theirs = (
+        {(owner, name) for owner, names in found.items() for name in names}
+        for found in (
+            _collect_state(side.select_state(rank, step, Role.STATE, Phase.STEP), "after"),
+            _collect_state(reference.select_state(rank, partner, Role.STATE, Phase.STEP), "after"),
+        )
+    )
+    return bool(ours) and ours <= theirs
 
 
 def split_owner(side: Side, name: str) -> Owner:

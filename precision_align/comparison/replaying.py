@@ -46,7 +46,7 @@ class ReplayProvider:
         self._reasons: Counter[str] = Counter()
         if self.reason and self.is_given:
             raise UsageError("replay= needs torch, which is not installed here: pip install torch")
-        self._root = _make_root(replay)
+        self._root = make_root(replay)
         self._load_error = ""
         self._loaded: Moment | None = None
         self._own_loaded: Moment | None = None
@@ -67,7 +67,7 @@ class ReplayProvider:
 
     def _make_replayer(self, side: Side, attributes: Callable[[Node], Any], training: Callable[[Node], bool]) -> Any:
         judging = import_module("precision_align.replay.judging")
-        return judging.Replayer(side.dump, self._root, _make_locator(self._root, side), attributes, training)
+        return judging.Replayer(side.dump, self._root, make_locator(self._root, side), attributes, training)
 
     def _find_obstacle(self, node: Node) -> str:
         """Why a call cannot be replayed, as far as that is known without torch; "" where it may be."""
@@ -79,12 +79,12 @@ class ReplayProvider:
 
     def _load(self, node: Node) -> None:
         """Take the parameters and buffers as they stood when the call was made."""
-        moment = _find_moment(self._alignment.candidate, node)
+        moment = find_moment(self._alignment.candidate, node)
         if self._loaded == moment:
             return
         self._loaded, self._load_error = moment, ""
         try:
-            self._replayer.load(_collect_state(self._alignment.candidate, node))
+            self._replayer.load(collect_state(self._alignment.candidate, node))
         except NotReplayable as error:
             self._load_error = str(error)
         except Exception as error:
@@ -122,6 +122,16 @@ class ReplayProvider:
         except Exception:  # an explanation is a courtesy: the verdict stands without it
             return None
         return found
+
+    def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
+        if self._find_obstacle(node):
+            return []
+        self._load(node)
+        try:
+            return list(self._replayer.compute_alternatives(node, child, path, backward))
+        except Exception:  # as in compute
+            return []
 
     def describe_failures(self) -> list[str]:
         """Why calls could not be replayed although the reference's code was given."""
@@ -175,10 +185,10 @@ class ReplayProvider:
         if self._own is None or partner is None or len(partner.children) != len(node.children):
             return []
         assert self._alignment.reference is not None
-        moment = _find_moment(self._alignment.reference, partner)
+        moment = find_moment(self._alignment.reference, partner)
         try:
             if self._own_loaded != moment:
-                self._own.load(_collect_state(self._alignment.reference, partner))
+                self._own.load(collect_state(self._alignment.reference, partner))
                 self._own_loaded = moment
             targets = getattr(self._own, method)(partner)
         except Exception:  # nothing is known of the reference's own record then, and the failure stands
@@ -200,11 +210,11 @@ class ReplayProvider:
         return node.call.training if partner is None else partner.call.training
 
 
-def _find_moment(side: Side, node: Node) -> Moment:
+def find_moment(side: Side, node: Node) -> Moment:
     return node.unit.rank, node.unit.step, side.count_updates(node.unit.rank, node.unit.step, node.call.enter)
 
 
-def _collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]:
+def collect_state(side: Side, node: Node) -> dict[tuple[str, str], TensorRecord]:
     """Parameters and buffers when a call was made, by aligned owner and name, tied ones under all their names."""
     records = side.parameters_at(node.unit.rank, node.unit.step, node.call.enter)
     records.update(side.select_state(node.unit.rank, node.unit.step, Role.BUFFER, Phase.FORWARD))
@@ -250,7 +260,7 @@ def _has_torch() -> bool:
         return False
 
 
-def _make_root(replay: Any) -> Any:
+def make_root(replay: Any) -> Any:
     if replay is None:
         return None
     module = import_module("torch.nn").Module
@@ -271,7 +281,7 @@ def _make_root(replay: Any) -> Any:
     return made
 
 
-def _make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
+def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     """Aligned scope -> module path in the replay module: same path and class, same aligned name, or an alias."""
     if root is None:
         return lambda scope: None

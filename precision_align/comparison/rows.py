@@ -92,7 +92,7 @@ def row_from_judgement(
     elif status == Status.PASS and gap.known and not gap.close:
         status, note = Status.PROPAGATED, f"{note}; the difference came in through its inputs"
     metrics = {**judgement.metrics, **gap.metrics}
-    return make_row(record, blame, status, "replay", metrics=metrics, limit=judgement.limit, note=note)
+    return make_row(record, blame, status, judgement.evidence, metrics=metrics, limit=judgement.limit, note=note)
 
 
 def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, reason: str) -> RecordResult:

@@ -26,8 +26,10 @@ from precision_align.numerics.relations import Relation, relate_to_sum
 
 # Roundings of a sum of a few shares, in units of the largest term.
 SUM_UNITS = 16.0
-# Clipping divides by a norm over all gradients, which carries their propagated differences: below 5 % it says nothing.
-FACTOR_SLACK = 0.05
+# Clipping divides by a norm over all gradients, which carries their propagated differences. It leaves the same norm on
+# both sides, though; a constant factor is the same itself. Neither may be further off than this: what the roundings of
+# 16-bit gradients add up to in a norm.
+FACTOR_SLACK = 0.01
 # But it divides all of them by the same: one that is scaled otherwise than the rest is a fault. Fitted over all values
 # of a gradient, a factor is known to better than this and a few roundings of the dtype.
 ALIKE = 1e-3
@@ -63,10 +65,13 @@ class TotalJudge:
             relations[owner] = relation, expected
         ratio = self._find_scale_ratio(step, partner)
         common = _find_common_factor(relations.values()) * ratio
+        off = abs(common - 1)
+        if off and reference is not None:
+            off = min(off, _compare_norms(self._candidate, ours, reference, theirs))
         rows = []
         for owner, record in ours.items():
             gap = self._raw.gap(record, theirs.get(owner))
-            rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, ratio))
+            rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, off, ratio))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
         return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
@@ -128,6 +133,7 @@ def _judge_total(
     expected: Relation | None,
     has_partner: bool,
     common: float,
+    off: float,
     ratio: float,
 ) -> RecordResult:
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
@@ -145,12 +151,12 @@ def _judge_total(
     wanted = expected or Relation(True, 1.0)
     if relation.factor is not None:
         metrics["total_over_shares"] = relation.factor
-    if relation.is_sum and wanted.is_sum and abs(common - 1) <= FACTOR_SLACK:
+    if relation.is_sum and wanted.is_sum and off <= FACTOR_SLACK:
         status = Status.PASS if gap.close or not gap.known else Status.PROPAGATED
         return make_row(record, blame, status, "sum", metrics=metrics, note="the sum of its calls' shares")
     if relation.factor is not None and wanted.factor is not None:
         edited = Blame(owner[0], Site.OPTIMIZER, Phase.STEP, 0, "gradient")
-        return _judge_factor(record, edited, gap, relation.factor * ratio, wanted.factor, common, metrics)
+        return _judge_factor(record, edited, gap, relation.factor * ratio, wanted.factor, common, off, metrics)
     if relation.is_sum != wanted.is_sum and not gap.close:
         note = (
             f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
@@ -173,6 +179,28 @@ def _find_common_factor(relations: Iterable[tuple[Relation | None, Relation | No
     return float(np.median(ratios)) if ratios else 1.0
 
 
+def _compare_norms(
+    candidate: Side, ours: Mapping[Owner, TensorRecord], reference: Side, theirs: Mapping[Owner, TensorRecord]
+) -> float:
+    """How far the norm over all gradients is from the reference's, relative: clipping leaves the same one."""
+    common = [owner for owner in ours if owner in theirs]
+    norms = [
+        math.hypot(*(_norm(side, found[owner]) for owner in common))
+        for side, found in ((candidate, ours), (reference, theirs))
+    ]
+    return abs(norms[0] / norms[1] - 1) if norms[1] > 0 else math.inf
+
+
+def _norm(side: Side, record: TensorRecord) -> float:
+    """From the statistics, else from the values; infinite where neither is stored."""
+    if record.statistics is not None:
+        return record.statistics.l2
+    try:
+        return float(np.linalg.norm(side.dump.values(record.key).astype(np.float64)))
+    except (KeyError, DumpError):
+        return math.inf
+
+
 def _judge_factor(
     record: TensorRecord,
     blame: Blame,
@@ -180,10 +208,11 @@ def _judge_factor(
     factor: float,
     wanted: float,
     common: float,
+    whole: float,
     metrics: dict[str, float],
 ) -> RecordResult:
     alike = max(ALIKE, ALIKE_UNITS * dtype_of(record.dtype).roundoff)
-    own, whole = abs(factor / (common * wanted) - 1) if common * wanted else math.inf, abs(common - 1)
+    own = abs(factor / (common * wanted) - 1) if common * wanted else math.inf
     metrics = {**metrics, "factor_off": max(own, whole)}
     allowed = FACTOR_SLACK if whole > own else alike
     limit = Limit("factor_off", allowed, "all gradients are scaled alike, and as in the reference")

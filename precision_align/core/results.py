@@ -58,10 +58,10 @@ class RecordResult:
     """The verdict on one recorded tensor of the candidate (or of the reference, when the candidate lacks it).
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
-    "replay", "raw", "forced" (raw, of a candidate forced from the reference), "sum" (total against
-    shares), "structure" or "" where nothing could judge it; ``metrics``: all that were computed, raw ones with
-    the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk; ``source``: file:line
-    of the user's code that made the call.
+    "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
+    "sum" (total against shares), "structure" or "" where nothing could judge it; ``metrics``: all that were computed,
+    raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
+    ``source``: file:line of the user's code that made the call.
     """
 
     key: str

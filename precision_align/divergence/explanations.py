@@ -7,37 +7,55 @@ answer too: an empty list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from precision_align.core.dtypes import Array
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.results import Explanation
+from precision_align.numerics.judgement import round_once
 
 # A hypothesis that leaves more than this explains too little to be worth a user's time; the right one leaves rounding.
 WORTH = 0.2
 MOST = 5
+# Relative spread of factors from which they count as different ones: above float32's rounding of a mean over a row.
+SPREAD = 1e-5
+# A mean gain counts from so many standard errors on.
+SIGNIFICANT = 8.0
+# Slices further apart than this in direction are not the same slice; more of them are not compared.
+SAME_SLICE, MOST_SLICES = 0.99, 1024
 # Share of the squared error that a region must hold to be called the place of the error.
 CONFINED = 0.98
 
 Hypothesis = tuple[str, str, Array]
 
 
-def explain(actual: Array, golden: Array, dtype: str) -> list[Explanation]:
-    """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape)."""
+def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hypothesis] = ()) -> list[Explanation]:
+    """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape).
+
+    ``alternatives``: what the reference's code gives under other forms of its operators, with name and text.
+    """
     if actual.shape != golden.shape or actual.size < 2 or actual.dtype.kind != "f":
         return []
     with np.errstate(all="ignore"):
         finite = np.isfinite(actual) & np.isfinite(golden)
         error = _norm(actual - golden, finite)
-        if error == 0:
-            return []
+        if error == 0:  # only what is not finite differs, if anything
+            return list(_see_overflow(actual, golden, dtype))
+        ours, theirs = (np.where(finite, values, 0.0) for values in (actual, golden))
         found = [
             Explanation(name, text, _norm(actual - value, finite) / error)
             for make in _HYPOTHESES
-            for name, text, value in make(actual, golden, dtype)
+            for name, text, value in make(ours, theirs, dtype)
+            if bool(np.isfinite(value).all())
+        ]
+        found += [
+            Explanation(name, text, _norm(actual - value, finite) / error)
+            for name, text, value in alternatives
+            if value.shape == actual.shape
         ]
         found += _explain_place(actual, golden, finite)
+        found += [item for look in _SIGNATURES for item in look(actual, golden, dtype)]
     worth = [item for item in found if np.isfinite(item.residual) and item.residual <= WORTH]
     return sorted(worth, key=lambda item: item.residual)[:MOST]
 
@@ -67,26 +85,26 @@ def _try_rows(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
         return
     base = np.nansum(golden * golden, axis=-1, keepdims=True)
     factors = np.nansum(actual * golden, axis=-1, keepdims=True) / np.where(base > 0, base, 1.0)
-    if float(np.std(factors)) > 1e-3 * float(np.abs(np.mean(factors))):
+    if float(np.std(factors)) > SPREAD * float(np.abs(np.mean(factors))):
         text = "each row is scaled by its own factor: its statistics (eps, variance, sum) are computed differently"
         yield "row statistics", text, factors * golden
     columns = np.nansum(actual * golden, axis=tuple(range(golden.ndim - 1)), keepdims=True)
     norms = np.nansum(golden * golden, axis=tuple(range(golden.ndim - 1)), keepdims=True)
     scales = columns / np.where(norms > 0, norms, 1.0)
-    if golden.size // golden.shape[-1] >= 4 and float(np.std(scales)) > 1e-3 * float(np.abs(np.mean(scales))):
+    if golden.size // golden.shape[-1] >= 4 and float(np.std(scales)) > SPREAD * float(np.abs(np.mean(scales))):
         yield "channel scales", "each channel is scaled by its own factor: another weight or scale", scales * golden
 
 
 def _try_lower_types(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
     if dtype in ("float32", "float64"):
-        yield "cast through float16", "rounded to float16 on the way", golden.astype(np.float16).astype(np.float64)
-        yield "cast through bfloat16", "rounded to bfloat16 on the way", _round_bfloat16(golden)
+        yield "cast through float16", "rounded to float16 on the way", _round(golden, "float16")
+        yield "cast through bfloat16", "rounded to bfloat16 on the way", _round(golden, "bfloat16")
 
 
-def _round_bfloat16(values: Array) -> Array:
-    words = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (words + 0x7FFF + ((words >> 16) & 1)) & 0xFFFF0000
-    return np.asarray(rounded.astype(np.uint32).view(np.float32), dtype=np.float64)
+def _round(values: Array, name: str) -> Array:
+    found = round_once(values, dtype_of(name))
+    assert found is not None
+    return found
 
 
 def _try_clamp(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
@@ -124,6 +142,115 @@ def _try_zeros(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]
         yield "zeroed", text, np.where(zeroed, 0.0, golden)
 
 
+def _try_dropout(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
+    """Zeros here and there, and one factor for what is left."""
+    dropped = (actual == 0) & (golden != 0)
+    kept = ~dropped
+    base = float(np.sum(golden[kept] ** 2))
+    if not dropped.any() or base <= 0:
+        return
+    factor = float(np.sum(actual[kept] * golden[kept])) / base
+    rate = np.count_nonzero(dropped) / max(1, int(np.count_nonzero(golden)))
+    if abs(factor * (1 - rate) - 1) < 0.1:
+        text = f"dropout is on: {rate:.1%} of the values are zero, the others are {factor:.4g} times what was computed"
+        yield "dropout", text, np.where(dropped, 0.0, factor * golden)
+
+
+def _try_products(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
+    """The error is one number a row times one number a channel: a mean or another statistic of the row."""
+    if golden.ndim < 2 or golden.shape[-1] < 8 or golden.size // golden.shape[-1] < 8:
+        return
+    error = (actual - golden).reshape(-1, golden.shape[-1])
+    if not np.isfinite(error).all():
+        return
+    channel = np.ones(error.shape[1])
+    for _ in range(8):  # power iteration: the leading pair
+        row = error @ channel
+        channel = error.T @ row
+        channel /= max(float(np.linalg.norm(channel)), 1e-300)
+    fitted = np.outer(error @ channel, channel).reshape(golden.shape)
+    text = "each row is shifted by its own amount: a mean or another statistic of the row is taken off, or not"
+    yield "row shift", text, golden + fitted
+
+
+def _try_permutations(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
+    """Slices stand in other places: along one dimension, or all rows together."""
+    forms = [(axis, golden.shape) for axis in range(golden.ndim)]
+    if golden.ndim > 2:
+        forms.append((0, (golden.size // golden.shape[-1], golden.shape[-1])))
+    for axis, shape in forms:
+        order = _match_slices(actual.reshape(shape), golden.reshape(shape), axis)
+        if order is None:
+            continue
+        where = "all rows" if shape != golden.shape else f"dimension {axis} (size {shape[axis]})"
+        steps = set(((order - np.arange(len(order))) % len(order)).tolist())
+        how = f"shifted by {steps.pop()}" if len(steps) == 1 else f"permuted: {_list_order(order)}"
+        value = np.take(golden.reshape(shape), order, axis=axis).reshape(golden.shape)
+        yield "permuted", f"{where} {'are' if where == 'all rows' else 'is'} {how}", value
+
+
+def _match_slices(actual: Array, golden: Array, axis: int) -> Array | None:
+    """Index of the golden slice that each slice of the candidate looks like; None where they match in place or not."""
+    size = golden.shape[axis]
+    if not 2 <= size <= MOST_SLICES or golden.size // size < 8:
+        return None
+    left, right = (np.moveaxis(values, axis, 0).reshape(size, -1) for values in (actual, golden))
+    left, right = (
+        values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-300) for values in (left, right)
+    )
+    alike = left @ right.T
+    own = np.diagonal(alike)
+    order = np.where(own > SAME_SLICE, np.arange(size), np.argmax(alike, axis=1))
+    matched = np.take_along_axis(alike, order[:, None], axis=1)[:, 0] > SAME_SLICE
+    if (order == np.arange(size)).all() or float(np.mean(matched)) < CONFINED:
+        return None
+    return np.asarray(order)
+
+
+def _list_order(order: Array) -> str:
+    shown = ", ".join(str(int(index)) for index in order[:8])
+    return f"({shown}{', ...' if len(order) > 8 else ''})"
+
+
+def _see_grid(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]:
+    """Every value has fewer bits than its dtype: it was stored or computed in a lower one."""
+    if dtype not in ("float32", "float64"):
+        return
+    for name in ("bfloat16", "float16"):
+        same = np.isfinite(actual) & (actual != 0)
+        own = float(np.mean((_round(actual, name) != actual)[same])) if same.any() else 1.0
+        if own <= 1 - CONFINED and float(np.mean((_round(golden, name) != golden)[same])) > 0.5:
+            text = f"every value is one of {name}: stored or computed in {name} on the way"
+            yield Explanation(f"computed in {name}", text, own)
+
+
+def _see_gain(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]:
+    """A factor that each value's own rounding hides and the mean shows."""
+    keep = np.isfinite(actual) & np.isfinite(golden)
+    base = float(np.sum(golden[keep] ** 2))
+    if dtype in ("float32", "float64") or base <= 0:
+        return
+    factor = float(np.sum(actual[keep] * golden[keep])) / base
+    error = float(np.sqrt(np.sum(((actual - factor * golden) * golden)[keep] ** 2))) / base
+    if abs(factor - 1) > SIGNIFICANT * error:
+        text = f"scaled by a constant, {factor:.6g}, as the mean over all values shows"
+        yield Explanation("scaled", text, error / abs(factor - 1))
+
+
+def _see_overflow(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]:
+    """Infinities where the values are finite: something inside has a smaller range."""
+    lost = ~np.isfinite(actual) & np.isfinite(golden)
+    if not lost.any():
+        return
+    kept = np.isfinite(actual) & np.isfinite(golden)
+    larger = float(np.median(np.abs(golden[lost]))) > float(np.median(np.abs(golden[kept]))) if kept.any() else True
+    text = f"overflow: {np.count_nonzero(lost)} values are Inf or NaN"
+    text += (
+        ", mostly where the results are large: an intermediate of a smaller range, such as float16" if larger else ""
+    )
+    yield Explanation("overflow", text, 0.0)
+
+
 def _explain_place(actual: Array, golden: Array, finite: Array) -> list[Explanation]:
     """Where the error sits, if it sits in one slice of a dimension: a tail, a token, a head, a channel."""
     square = np.where(finite, np.nan_to_num(actual - golden) ** 2, 0.0)
@@ -135,7 +262,7 @@ def _explain_place(actual: Array, golden: Array, finite: Array) -> list[Explanat
             continue
         mass = square.sum(axis=tuple(other for other in range(square.ndim) if other != axis)) / total
         touched = np.flatnonzero(mass > (1 - CONFINED) / size)
-        if 0 < touched.size <= size // 4 and float(mass[touched].sum()) >= CONFINED:
+        if 0 < touched.size <= size // 2 and float(mass[touched].sum()) >= CONFINED:
             text = f"confined to {_describe(touched, size)} of dimension {axis} (size {size})"
             found.append(Explanation("confined", text, float(np.sqrt(max(0.0, 1 - mass[touched].sum())))))
     return found
@@ -158,4 +285,8 @@ _HYPOTHESES: tuple[Callable[[Array, Array, str], Iterator[Hypothesis]], ...] = (
     _try_clamp,
     _try_orders,
     _try_zeros,
+    _try_dropout,
+    _try_products,
+    _try_permutations,
 )
+_SIGNATURES: tuple[Callable[[Array, Array, str], Iterator[Explanation]], ...] = (_see_grid, _see_gain, _see_overflow)

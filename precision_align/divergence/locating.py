@@ -56,8 +56,8 @@ def explain_first(engine: Engine, first: Divergence) -> Divergence:
     found = engine.recompute(first.key, first.scope, first.phase)
     if found is None:
         return first
-    record, actual, golden = found
-    return replace(first, explanations=explain(actual, golden, record.dtype))
+    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
+    return replace(first, explanations=explanations)
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:
@@ -77,6 +77,8 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     provider = {
         "replay": "float64 replay on the candidate's own inputs",
         "raw": "raw difference",
+        "certificate": "the reference's certificate, on its very inputs",
+        "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
         "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(

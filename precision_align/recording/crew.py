@@ -82,7 +82,7 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 @dataclass(frozen=True)
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
-    records nothing; ``eager``: compiled code runs uncompiled.
+    records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete.
     """
 
     taps: Optional[Taps] = None
@@ -92,6 +92,7 @@ class Setup:
     opened: Optional[contextlib.ExitStack] = None
     muted: bool = False
     eager: bool = False
+    after: Optional[Callable[[], None]] = None
 
 
 @dataclass

@@ -66,6 +66,7 @@ class Recorder:
         self._cycle = Cycle(model)
         self._others: set[str] = set()
         self._forcer = None if setup is None else setup.forcer
+        self._after = None if setup is None else setup.after
         self._calls.forcer = self._forcer
         self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup())
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
@@ -141,6 +142,8 @@ class Recorder:
             found = self._crew.findings.listed()
             capture = {**self._info.capture, "findings": found} if found else self._info.capture
             self._tape.close(replace(self._info, capture=capture, notes=tuple(self._tape.notes)))
+        if self._after is not None:
+            self._after()
 
     def _note_unseen(self) -> None:
         if self._crew.muted:

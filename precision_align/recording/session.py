@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 
@@ -25,6 +28,15 @@ from precision_align.recording.tape import Clock, Tape
 from precision_align.storage.base import Dump, Sink
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
+
+
+def _certify(path: str, model: torch.nn.Module, rank: Optional[int]) -> None:
+    """The offline half's work, found by name: nothing of a session needs it."""
+    try:
+        import_module("precision_align.workflows.certifying").certify(path, replay=model, rank=rank)
+    except Exception as error:  # the dump is complete, and training goes on
+        text = f"no certificate was written ({type(error).__name__}: {error}); try the verb certify on {path}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def capture(
@@ -81,8 +93,8 @@ def capture(
     Raises UsageError for arguments that do not fit, DumpError when the folder is in use, and at the end
     NothingCaptured where not one call was seen.
     """
-    if certify:
-        raise UsageError("certify is not available yet; leave it out")
+    if certify and path is None:
+        raise UsageError("certify writes beside the dump's files: give the path of the dump, not a sink")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"capture records a torch.nn.Module, not a {type(model).__name__}")
     if path is None and sink is None:
@@ -101,6 +113,7 @@ def capture(
         limits=limits,
         force=force,
         eager=eager,
+        after=partial(_certify, str(path), model, rank) if certify else None,
     )
 
 
@@ -119,6 +132,7 @@ def start_recorder(
     taps: Optional[Taps] = None,
     force: Union[str, PathLike[str], Dump, None] = None,
     eager: bool = False,
+    after: Optional[Callable[[], None]] = None,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
     limits.check()
@@ -144,5 +158,5 @@ def start_recorder(
         sink = RingSink(sink, trigger, limits.ring, limits.ring_bytes)
     tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

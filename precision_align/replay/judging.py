@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
@@ -14,6 +14,7 @@ from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
+from precision_align.replay.alternatives import list_alternatives
 from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.lifting import LOW_PRECISIONS
@@ -40,17 +41,14 @@ from precision_align.replay.slots import (
     list_sources,
     take_outside_parts,
 )
-from precision_align.replay.ties import Change, excuse_near_ties
+from precision_align.replay.ties import Change, are_ties, excuse_near_ties
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
 
-TIE_PAIRS = 16  # changes, each with its opposite: a tie within one rounding stays hidden with a chance of 1e-13
-TIE_TRIAL = 4  # pairs after which most ties must have shown: else these are no ties
-TIE_FEW = 8  # up to so many stay in the game: of a handful, chance may hide all that long
 # What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
 # leaves 0.7 and more.
 MODE_RESIDUAL = 0.1
-TIE_UNITS = 4.0  # rounding units a legitimate score may be off by
+TIE_UNITS = 1.0  # rounding units a legitimate score may be off by; the draws reach 2.5 times that
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,11 @@ class Replayer:
         self._models = Models(root, locate)
         self._executor = Executor(dump, Resolver(root), training)
 
+    @property
+    def dump(self) -> Dump:
+        """The dump whose calls are replayed."""
+        return self._dump
+
     def load(self, records: Mapping[tuple[str, str], TensorRecord]) -> None:
         """Take the parameters and buffers that stood at the start of a step. Raises NotReplayable."""
         self._models.load(self._dump, records)
@@ -100,13 +103,11 @@ class Replayer:
     def judge_forward(self, node: Recorded) -> list[Target]:
         """Judge a call's outputs and buffers and, where it called children, what it gave them. Raises NotReplayable."""
         native = self._run(node, Style(golden=False))
-        module = native[1]
-        if is_random(module):
-            return judge_random(self._dump, node, module)
-        golden = self._run(node, Style(golden=True), native[0])[0]
-        judging = _Judging(self, node, native[0], golden, module)
-        targets = [judging.judge_slot(slot) for slot in list_forward_slots(node, native[0])]
-        for child, path, text in list_flag_differences(node, native[0], golden):
+        if is_random(native[1]):
+            return judge_random(self._dump, node, native[1])
+        judging, slots = self._open_forward(node, *native)
+        targets = [judging.judge_slot(slot) for slot in slots]
+        for child, path, text in list_flag_differences(node, judging.native, judging.golden):
             targets.append(Target(child, path, None, Judgement(Status.FAIL, text)))
         return [target for target in targets if target is not None]
 
@@ -114,23 +115,50 @@ class Replayer:
         """Judge the gradients that a call's own code computes: its inputs', its parameters', its children's outputs'.
         Raises NotReplayable.
         """
+        judging, slots = self._open_backward(node)
+        targets = [judging.judge_slot(slot) for slot in slots]
+        return [target for target in targets if target is not None]
+
+    def open_call(self, node: Recorded, backward: bool) -> tuple[CallJudging, list[Slot]]:
+        """Both replays of a call, and which of its results they speak of. Raises NotReplayable."""
+        if backward:
+            return self._open_backward(node)
+        native = self._run(node, Style(golden=False))
+        if is_random(native[1]) or native[0].random:
+            raise NotReplayable("it draws random numbers")
+        return self._open_forward(node, *native)
+
+    def _open_forward(self, node: Recorded, native: Execution, module: nn.Module) -> tuple[CallJudging, list[Slot]]:
+        golden = self._run(node, Style(golden=True), native)[0]
+        return CallJudging(self, node, native, golden, module), list_forward_slots(node, native)
+
+    def _open_backward(self, node: Recorded) -> tuple[CallJudging, list[Slot]]:
         check_shares(node)
         native, module = self._run_gradients(node, Style(golden=False, gradients=True))
         if is_random(module) or native.random:
             raise NotReplayable("its backward depends on a random mask that is not recorded")
         golden, _ = self._run_gradients(node, Style(golden=True, gradients=True), native)
-        judging = _Judging(self, node, native, golden, module, backward=True)
-        targets = [judging.judge_slot(slot) for slot in list_backward_slots(node)]
-        return [target for target in targets if target is not None]
+        return CallJudging(self, node, native, golden, module, backward=True), list_backward_slots(node)
 
     def compute(self, node: Recorded, child: int, path: str, backward: bool) -> tuple[Array, Array]:
         """(golden, native) of one result once more, float64, for explaining it. Raises NotReplayable."""
         plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
         wide = self.rerun(node, Style(golden=True, gradients=backward), plan, backward)
-        native, golden = _pick(plan, child, path), _pick(wide, child, path)
+        native, golden = pick(plan, child, path), pick(wide, child, path)
         if native is None or golden is None:
             raise NotReplayable("the reference's code has no such result")
         return to_array(golden), to_array(native)
+
+    def compute_alternatives(
+        self, node: Recorded, child: int, path: str, backward: bool
+    ) -> Iterator[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under other forms of its operators. Raises NotReplayable."""
+        plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
+        for name, text, form in list_alternatives():
+            style = Style(golden=True, gradients=backward, arithmetic=form)
+            value = pick(self.rerun(node, style, plan, backward), child, path)
+            if value is not None and form.count:
+                yield name, text, to_array(value)
 
     def rerun(self, node: Recorded, style: Style, plan: Optional[Execution], backward: bool) -> Execution:
         """One more execution in another style."""
@@ -204,7 +232,7 @@ def judge_random(dump: Dump, node: Recorded, module: nn.Module) -> list[Target]:
     return targets
 
 
-class _Judging:
+class CallJudging:
     """Judges the slots of one call; runs the perturbed replays once, when the first slot needs them."""
 
     def __init__(
@@ -217,7 +245,7 @@ class _Judging:
         backward: bool = False,
     ) -> None:
         self._replayer, self._node, self._backward = replayer, node, backward
-        self._native, self._golden, self._module = native, golden, module
+        self.native, self.golden, self._module = native, golden, module
         self._draws: Optional[list[Execution]] = None
         self._finite: Optional[bool] = None
 
@@ -225,7 +253,7 @@ class _Judging:
         child, path, record = slot
         if record is None or record.reason:
             return None
-        native, golden = _pick(self._native, child, path), _pick(self._golden, child, path)
+        native, golden = pick(self.native, child, path), pick(self.golden, child, path)
         if native is None or golden is None:
             return None
         return Target(child, path, record, self._judge(child, path, record, native, golden))
@@ -235,7 +263,7 @@ class _Judging:
     ) -> Judgement:
         if native.layout != torch.strided:
             raise NotReplayable(f"{record.layout} results are not judged by replay")
-        actual, same = to_array(load_tensor(self._replayer._dump, record)), to_array(native)
+        actual, same = to_array(load_tensor(self._replayer.dump, record)), to_array(native)
         mismatch = _compare_kinds(record.dtype, dtype_name(native))
         if mismatch is not None:
             return mismatch
@@ -251,9 +279,9 @@ class _Judging:
         if actual.shape != wide.shape or np.array_equal(actual, same, equal_nan=True):
             scale = Scale(np.zeros(wide.shape), 1.0)
         else:
-            scale = self._find_scale(child, path, record.dtype, wide)
+            scale = self.find_scale(child, path, record.dtype, wide)
         judgement = judge(actual, wide, same, scale, kind, finite_inputs=self._has_finite_inputs())
-        if judgement.status == Status.FAIL and self._native.random:
+        if judgement.status == Status.FAIL and self.native.random:
             return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
         if judgement.status == Status.FAIL:
             judgement = self._excuse_ties(child, path, (actual, wide, same), scale, kind, judgement)
@@ -283,7 +311,7 @@ class _Judging:
     def _rerun(self, style: Style, child: int, path: str) -> Optional[torch.Tensor]:
         """One result in another style; None where the code does not run in it."""
         try:
-            return _pick(self._replayer.rerun(self._node, style, self._native, self._backward), child, path)
+            return pick(self._replayer.rerun(self._node, style, self.native, self._backward), child, path)
         except NotReplayable:
             return None
 
@@ -302,21 +330,21 @@ class _Judging:
         """Whether neither NaN nor Inf went into the call's own code."""
         if self._finite is None:
             records = list_sources(self._node, self._backward)
-            self._finite = all(is_finite(self._replayer._dump, record) for record in records)
+            self._finite = all(is_finite(self._replayer.dump, record) for record in records)
         return self._finite
 
-    def _find_scale(self, child: int, path: str, dtype: str, golden: Array) -> Scale:
+    def find_scale(self, child: int, path: str, dtype: str, golden: Array) -> Scale:
         if child < 0 and path == "" and not self._backward and not self._node.children:
             records = list(self._node.inputs.values())
             if len(records) == 1:
-                inputs = [load_tensor(self._replayer._dump, records[0]).to(torch.float64)]
+                inputs = [load_tensor(self._replayer.dump, records[0]).to(torch.float64)]
                 module = self._replayer._prepare(self._node, Style(golden=True))[0].train(
                     self._replayer.is_training(self._node)
                 )
                 found = find_scale(module, inputs, golden)
                 if found is not None:
                     return found
-        values = [_pick(run, child, path) for run in self._perturbed()]
+        values = [pick(run, child, path) for run in self._perturbed()]
         return estimate_scale(golden, [to_array(value) for value in values if value is not None], dtype)
 
     def _perturbed(self) -> list[Execution]:
@@ -326,7 +354,7 @@ class _Judging:
                 generator = torch.Generator().manual_seed(seed)
                 noise = RoundingNoise(generator, STEP)
                 style = Style(True, change=perturb(generator), gradients=self._backward, arithmetic=noise)
-                self._draws.append(self._replayer.rerun(self._node, style, self._native, self._backward))
+                self._draws.append(self._replayer.rerun(self._node, style, self.native, self._backward))
         return self._draws
 
     def _judge_discrete(self, child: int, path: str, actual: Array, native: Array) -> Judgement:
@@ -338,30 +366,15 @@ class _Judging:
         if not floating:
             return exact
         unit = TIE_UNITS * max(dtype_of(record.dtype).roundoff for record in floating)
-        if self._are_ties(child, path, actual != native, native, unit):
+
+        def rerun(change: Change) -> Optional[Array]:
+            value = self._rerun(Style(golden=True, change=change), child, path)
+            return None if value is None else to_array(value)
+
+        if are_ties(actual, native, unit, rerun):
             share = {"mismatched": exact.metrics["mismatched"]}
             return Judgement(Status.WARN, "decisions differ only at near-ties, which rounding flips", share)
         return exact
-
-    def _are_ties(self, child: int, path: str, differing: Array, native: Array, unit: float) -> bool:
-        """Whether each differing decision also flips under some small change of the inputs.
-
-        Each change is tried with its opposite: one of the two flips an exact tie between two. However many ties there
-        are, few pairs settle all of them; a wrong decision stays.
-        """
-        open_ = differing.copy()
-        for seed in range(TIE_PAIRS):
-            for sign in (1.0, -1.0):
-                change = _scale_noise(torch.Generator().manual_seed(seed), sign * unit)
-                run = self._replayer.rerun(self._node, Style(golden=True, change=change), self._native, False)
-                value = _pick(run, child, path)
-                if value is not None and tuple(value.shape) == native.shape:
-                    open_ &= to_array(value) == native
-            if not open_.any():
-                return True
-            if seed + 1 == TIE_TRIAL and np.count_nonzero(open_) > max(np.count_nonzero(differing) / 2, TIE_FEW):
-                return False
-        return False
 
 
 def _measure_distance(left: Array, right: Array) -> float:
@@ -369,14 +382,7 @@ def _measure_distance(left: Array, right: Array) -> float:
         return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
 
 
-def _scale_noise(generator: torch.Generator, unit: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * (1 + unit * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
-
-    return change
-
-
-def _pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
+def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
     if child >= 0:
         return run.given.get((child, path))
     if path.startswith("after."):

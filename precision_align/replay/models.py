@@ -25,6 +25,20 @@ _OPTIONAL_PARAMETERS = ("weight", "bias")
 _OPTIONAL_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
+class _Memo(dict[int, Any]):
+    """A deepcopy memo that makes what it is asked for: a leaf's copy is not to cost a change of the whole model."""
+
+    def __init__(self, makers: Mapping[int, Callable[[], Any]]) -> None:
+        super().__init__()
+        self._makers = makers
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """The copy of an object by its id, made on first use."""
+        if key not in self and key in self._makers:
+            self[key] = self._makers[key]()
+        return super().get(key, default)
+
+
 class Models:
     """Two private copies of the replay module, golden (float64) and native, set to one recorded step's parameters."""
 
@@ -32,6 +46,8 @@ class Models:
         self._root = root
         self._locate = locate
         self._copies: dict[bool, Optional[nn.Module]] = {True: None, False: None}
+        self._modules: dict[bool, dict[str, nn.Module]] = {True: {}, False: {}}
+        self._kept: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         self._missing: dict[str, str] = {}
         self._records: Mapping[tuple[str, str], TensorRecord] = {}
         self._dump: Optional[Dump] = None
@@ -43,9 +59,12 @@ class Models:
             return
         for golden in (True, False):
             try:
-                self._copies[golden] = copy.deepcopy(self._root, detach_results(self._root))
+                loaded = copy.deepcopy(self._root, _Memo(_detach_lazily(find_results(self._root))))
             except Exception as error:
                 raise NotReplayable(f"the replay module cannot be copied: {error}") from error
+            self._copies[golden] = loaded
+            self._modules[golden] = dict(loaded.named_modules(remove_duplicate=False))
+            self._kept[golden] = find_results(loaded)
             self._load_copy(golden)
 
     def _load_copy(self, golden: bool) -> None:
@@ -102,13 +121,12 @@ class Models:
         root, path = self._copies[golden], self._locate(scope)
         if root is None or path is None:
             raise NotReplayable("no replay module was given" if root is None else f"the reference has no {scope!r}")
-        modules = dict(root.named_modules(remove_duplicate=False))
+        modules = self._modules[golden]
         if path not in modules:
             raise NotReplayable(f"the replay module has no {path!r}")
-        memo: dict[int, Any] = detach_results(root)
-        for parameter in root.parameters():
-            kept = parameter if change is None else nn.Parameter(change(parameter.detach()), parameter.requires_grad)
-            memo[id(parameter)] = kept
+        makers = _detach_lazily(self._kept[golden])
+        makers.update((id(parameter), _bind(parameter, change)) for parameter in root.parameters())
+        memo = _Memo(makers)
         try:
             module = copy.deepcopy(modules[path], memo)
         except Exception as error:
@@ -162,20 +180,31 @@ class Models:
                 module._buffers[name] = value
 
 
-def detach_results(root: nn.Module) -> dict[int, Any]:
-    """A deepcopy memo for what modules keep of earlier calls: torch refuses to copy tensors that have a graph."""
-    memo: dict[int, Any] = {}
+def _bind(parameter: nn.Parameter, change: Optional[Change]) -> Callable[[], nn.Parameter]:
+    """The parameter itself, or a changed one."""
+    if change is None:
+        return lambda: parameter
+    return lambda: nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+
+
+def _detach_lazily(results: list[torch.Tensor]) -> dict[int, Callable[[], Any]]:
+    return {id(value): lambda value=value: value.detach().clone() for value in results}  # type: ignore[misc]
+
+
+def find_results(root: nn.Module) -> list[torch.Tensor]:
+    """What modules keep of earlier calls with its graph: torch refuses to copy such tensors."""
+    found = []
     for module in root.modules():
         waiting = list(vars(module).values())
         while waiting:
             value = waiting.pop()
             if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
+                found.append(value)
             elif type(value) in (list, tuple):
                 waiting += value
             elif type(value) is dict:
                 waiting += value.values()
-    return memo
+    return found
 
 
 def find_stock(kind: str) -> Optional[type]:

@@ -365,6 +365,19 @@ _COMMANDS = {
     "verb.capture": ("record a run of an unchanged training script", "记录一个未修改的训练脚本的运行"),
     "verb.show": ("look into a dump: run, records, one tensor", "查看转储：运行信息、记录、单个张量"),
     "verb.compare": ("find the first place where two runs really part", "找出两次运行真正分开的第一处"),
+    "verb.certify": (
+        "add float64 goldens and noise floors to a reference's dump",
+        "为参考转储添加 float64 基准值与噪声下限",
+    ),
+    "certify.done": (
+        "{records} records certified in {files} files beside the dump's steps",
+        "已为 {records} 条记录写入证书，共 {files} 个文件，位于转储的步骤文件旁",
+    ),
+    "certify.skipped": ("not certified, {count} calls: {reason}", "未生成证书，{count} 次调用：{reason}"),
+    "certify.next": (
+        "next: precision-align compare {dump} CANDIDATE (best a candidate that was forced from {dump})",
+        "下一步：precision-align compare {dump} 候选转储（最好是由 {dump} 强制输入的候选运行）",
+    ),
     "verb.loss": ("find the step where two loss curves part", "找出两条损失曲线分开的步骤"),
     "verb.case": ("test one operator, or all of the library, on a device", "在设备上测试单个或全部算子"),
     "verb.golden": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -98,6 +99,11 @@ class FolderDump(DumpView):
         if repeated:
             self._notes.append(f"{repeated} records were recorded more than once; the last of each is shown")
         self._records = LazyRecords(self._parts, self._places)
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        """Where its step files lie, and what was computed from them later."""
+        return sorted({Path(part.path).parent for part in self._parts})
 
     @property
     def info(self) -> RunInfo:

@@ -76,6 +76,7 @@ class Operator:
 
 
 def linear(length, kind, dtype, seed=0, bias=True, rows=32, columns=64):
+    torch.manual_seed(seed)  # for the module's own bias
     module = nn.Linear(length, columns, bias=bias)
     with torch.no_grad():
         module.weight.copy_(draw((columns, length), "positive" if kind == "positive" else "normal", seed + 1))

@@ -45,7 +45,6 @@ def run(model, recorder, steps=3):
         ({"force": "no such dump"}, "no such dump"),
         ({"force": 3}, "not a int"),
         ({"force": "x", "sources": ("gradients",)}, "'modules'"),
-        ({"certify": True}, "not available yet"),
         ({"sources": ["modules", "gradient"]}, "'gradient'"),
         ({"payload": "everything"}, "'everything'"),
         ({"payload": {"*": "ful"}}, "'ful'"),

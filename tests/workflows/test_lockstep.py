@@ -168,3 +168,11 @@ class Writing(Net):
 
 def test_modules_that_write_into_their_inputs():
     assert lockstep(Writing(), Writing(), X.clone()).verdict == Verdict.ALIGNED
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [lambda model, _: model, torch.jit.trace], ids=["plain", "scripted"])
+def test_a_side_of_which_nothing_is_recorded_is_reported_and_never_aligned(make):
+    report = lockstep(make(Net(), X), torch.jit.trace(Net(1.5), X), X)
+    assert (report.verdict, report.first) == (Verdict.NOT_COMPARABLE, None)
+    assert any("candidate: the model is compiled TorchScript" in note for note in report.notes)

@@ -91,10 +91,10 @@ class Colors(nn.Module):
 
 
 class Renderer(nn.Module):
-    def __init__(self, fault: str = "") -> None:
+    def __init__(self, fault: str = "", seed: int = 90) -> None:
         super().__init__()
         part, _, what = fault.partition(":")
-        torch.manual_seed(90)
+        torch.manual_seed(seed)
         self.means = nn.Parameter(torch.randn(N, 3) * torch.tensor([0.8, 0.8, 0.1]))
         self.scales = nn.Parameter(torch.randn(N, 2) * 0.2 - 0.5)
         self.rotations = nn.Parameter(torch.randn(N, 2))
