@@ -192,7 +192,10 @@ def test_a_fault_is_kept_in_the_smallest_model(fault: str, kept: dict[str, int])
     ],
     ids=["convolution", "recurrent", "experts", "vision"],
 )
-def test_other_families(build: str, config: dict[str, int], kept: dict[str, int], fault: str) -> None:
+def test_other_families(
+    build: str, config: dict[str, int], kept: dict[str, int], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     import reduced_families
 
     from precision_align.workflows.reducing import reduce_model

@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _STORAGES = {
     "ComplexDoubleStorage": "complex128",
 }
 _REFUSED = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_BROKEN = (OSError, RuntimeError, MemoryError, OverflowError, zlib.error)  # of damaged archives
 _PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _MAX_DEPTH = 64
 _MAX_PICKLE = 1 << 30
@@ -170,7 +172,7 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
             entries = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise DumpDamaged(f"{path} {_explain_no_archive(path)}") from error
-    except (OSError, RecursionError, MemoryError, *_REFUSED) as error:
+    except (*_BROKEN, *_REFUSED) as error:
         raise DumpDamaged(f"{path} is not read: {error}; save a tensor or a dictionary of tensors instead") from error
     prefix = name[: -len("data.pkl")]
     return {

@@ -93,7 +93,7 @@ def list_distributed(folder: Path) -> Mapping[str, Callable[[], Tensor]]:
             for name, entry in described.items()
             if isinstance(entry.state, Mapping) and "size" in entry.state
         }
-    except (OSError, RecursionError, MemoryError, *_REFUSED) as error:
+    except (OSError, RecursionError, MemoryError, OverflowError, *_REFUSED) as error:
         raise DumpDamaged(f"{folder / METADATA} is no readable index of a distributed checkpoint: {error}") from error
     return tensors
 
