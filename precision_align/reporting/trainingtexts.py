@@ -38,16 +38,10 @@ _HEALTH = {
     ),
     "health.code.update lost": (
         "{share:.0%} of the values with a gradient did not move: their updates are below their format's "
-<<<<<<< HEAD
-        "resolution; with 16 bits keep float32 master weights, a bias before a normalisation needs nothing",
-        "{share:.0%} 有梯度的值没有变化：更新小于其格式的分辨率；16 位格式请保留 float32 主权重，"
-        "归一化之前的偏置无需处理",
-=======
         "resolution; with 16 bits keep float32 master weights, "
         "a bias before a normalisation needs nothing",
         "{share:.0%} 有梯度的值没有变化：更新小于其格式的分辨率；"
         "16 位格式请保留 float32 主权重，归一化之前的偏置无需处理",
->>>>>>> bc331f93f1ff54389f2f12904cc8f87ff59ffd80
     ),
     "health.code.updated differently": (
         "the first update is {ratio:.3g} times as long as the reference's, from equal parameters",
