@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ import precision_align as pa
 HERE = Path(__file__).parent
 # Cases that are still answered wrongly, with the reason. They are strict: one that comes right must leave this table.
 KNOWN: dict[str, str] = {}
+SEED = 0  # of the sample that CI runs
 
 
 def _load_cases() -> ModuleType:
@@ -101,9 +104,14 @@ MODES: dict[str, Callable[[Any, str, Path], Any]] = {"dump": report_from_dumps, 
 
 
 def _pair_modes() -> Iterator[Any]:
-    """Every case in one process, every third one over the disk too: the two differ in storage alone."""
-    for number, found in enumerate(CASES):
-        for mode in ("lockstep",) if number % 3 else MODES:
+    """Half of the cases, drawn by a fixed seed, in one process, every third of them over the disk too.
+
+    The two modes differ in storage alone. PRECISION_ALIGN_FULL=1 takes every case in both.
+    """
+    full = os.environ.get("PRECISION_ALIGN_FULL") == "1"
+    drawn = CASES if full else sorted(random.Random(SEED).sample(CASES, len(CASES) // 2), key=lambda found: found.name)
+    for number, found in enumerate(drawn):
+        for mode in ("lockstep",) if number % 3 and not full else MODES:
             marks = [pytest.mark.xfail(strict=True, reason=KNOWN[found.name])] if found.name in KNOWN else []
             yield pytest.param(found, mode, id=f"{found.name}-{mode}", marks=marks)
 
