@@ -104,12 +104,12 @@ MODES: dict[str, Callable[[Any, str, Path], Any]] = {"dump": report_from_dumps, 
 
 
 def _pair_modes() -> Iterator[Any]:
-    """Half of the cases, drawn by a fixed seed, in one process, every third of them over the disk too.
+    """A third of the cases, drawn by a fixed seed, in one process, every third of them over the disk too.
 
     The two modes differ in storage alone. PRECISION_ALIGN_FULL=1 takes every case in both.
     """
     full = os.environ.get("PRECISION_ALIGN_FULL") == "1"
-    drawn = CASES if full else sorted(random.Random(SEED).sample(CASES, len(CASES) // 2), key=lambda found: found.name)
+    drawn = CASES if full else sorted(random.Random(SEED).sample(CASES, len(CASES) // 3), key=lambda found: found.name)
     for number, found in enumerate(drawn):
         for mode in ("lockstep",) if number % 3 and not full else MODES:
             marks = [pytest.mark.xfail(strict=True, reason=KNOWN[found.name])] if found.name in KNOWN else []

@@ -138,7 +138,7 @@ def run(plan, low, session):
     return trace, ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plan=plans, low=st.booleans())
 def test_any_model(plan, low, new_sink):
     sink = new_sink()

@@ -174,7 +174,7 @@ def check(dump, kept):
     assert [rows for _, rows in sorted(events)] == kept
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=trees, writes=st.booleans())
 def test_any_values_are_left_alone_and_read_back_bit_exact(tree, writes, new_sink):
     sink = new_sink()
