@@ -123,15 +123,17 @@ class ReplayProvider:
             return None
         return found
 
-    def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
-        """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
-        if self._find_obstacle(node):
-            return []
-        self._load(node)
+    def search_variants(
+        self, node: Node, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
+    ) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under variants of the code; empty where it cannot be replayed."""
         try:
-            return list(self._replayer.compute_alternatives(node, child, path, backward))
+            found: list[tuple[str, str, Array]] = self._replayer.search_variants(
+                node, child, path, backward, actual, golden, dtype
+            )
         except Exception:  # as in compute
             return []
+        return found
 
     def describe_failures(self) -> list[str]:
         """Why calls could not be replayed although the reference's code was given."""

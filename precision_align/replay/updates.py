@@ -80,8 +80,8 @@ def judge_update(dump: Dump, update: Update) -> dict[Result, Judgement]:
             found[place] = judge_exact(actual, to_array(native[place]))
             continue
         scale = estimate_scale(wide, [to_array(draw[place]) for draw in draws], record.dtype)
-        # torch.optim's plain kernels round after each operation: the native replay is the build of small operators
-        scale = replace(scale, split=True)
+        # torch.optim's plain kernels round after each operation: the native replay is the build of small operators already
+        scale = replace(scale, decomposable=False)
         if update.is_foreign:
             scale = _widen(scale, wide, update.parameters.get(place[0]) if not place[1] else None, dump)
         found[place] = judge(actual, wide, to_array(native[place]), scale, dtype_of(record.dtype))
