@@ -7,11 +7,9 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
@@ -26,12 +24,11 @@ from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
+from precision_align.comparison.recomputing import Recomputer
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
-from precision_align.core.dtypes import Array
-from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.storage.base import Dump
@@ -50,16 +47,6 @@ class Comparison:
     notes: list[str]
     roots: frozenset[str]
     interrupted: bool = False
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """A judged result in float64: the candidate's and the golden one, and (name, text, golden) of other forms of it."""
-
-    record: TensorRecord
-    actual: Array
-    golden: Array
-    alternatives: list[tuple[str, str, Array]]
 
 
 class Engine:
@@ -92,6 +79,9 @@ class Engine:
             self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
+        self.recomputer = Recomputer(
+            self._reference, self._candidate, self._alignment, self._replay, self._find_partner_step
+        )
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
@@ -100,7 +90,7 @@ class Engine:
         seen: set[int] = set()
         for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
             nodes = self._candidate.select_nodes(rank, step)
-            partner = self._find_partner_step(nodes)
+            partner = self._find_partner_step(rank, step)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
             rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
@@ -129,32 +119,6 @@ class Engine:
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
-        """A judged result once more, or None where there is no replay of it."""
-        for node in self._candidate.nodes:
-            if node.scope != scope:
-                continue
-            for child, holder in [(-1, node), *enumerate(node.children)]:
-                for record in holder.tensors.values():
-                    if str(record.key) == row_key:
-                        return self._recompute(node, child, record, phase)
-        return None
-
-    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
-        found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
-        if found is None:
-            return None
-        try:
-            values = self._candidate.dump.values(record.key)
-        except KeyError:
-            return None
-        actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-        golden = found[0].reshape(actual.shape) if found[0].size == actual.size == 1 else found[0]
-        others = self._replay.search_variants(
-            node, child, record.key.path, phase == Phase.BACKWARD, actual, golden, record.dtype
-        )
-        return Recomputed(record, actual, golden, others)
-
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""
         pairs = self._alignment.pairs.items()
@@ -165,8 +129,8 @@ class Engine:
         more = f" and {len(unique) - 3} more" if len(unique) > 3 else ""
         return [f"training flag differs from the reference's in {', '.join(unique[:3])}{more}"]
 
-    def _find_partner_step(self, nodes: Sequence[Node]) -> int | None:
-        for node in nodes:
+    def _find_partner_step(self, rank: int, step: int) -> int | None:
+        for node in self._candidate.select_nodes(rank, step):
             partner = self._alignment.units.get(node.unit)
             if partner is not None:
                 return partner.step

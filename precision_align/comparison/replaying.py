@@ -112,6 +112,19 @@ class ReplayProvider:
             return {}, _describe(error)
         return found, ""
 
+    def search_updates(self, update: Any, place: Any) -> tuple[Array, list[tuple[str, str, Array]]] | None:
+        """(golden, variants that come near) of one result of an optimizer step, ``place`` its owner and name; None
+        where it cannot be replayed."""
+        if update is None or self.reason:
+            return None
+        try:
+            found: tuple[Array, list[tuple[str, str, Array]]] = import_module(
+                "precision_align.replay.variants.updates"
+            ).search_updates(self._alignment.candidate.dump, update, place)
+        except Exception:  # as in compute
+            return None
+        return found
+
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
         if self._find_obstacle(node):

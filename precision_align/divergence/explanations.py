@@ -14,18 +14,21 @@ import numpy as np
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.results import Explanation
 from precision_align.divergence.ranking import rank
+from precision_align.divergence.weights import explain_weight
 from precision_align.numerics.judgement import round_once, settle
 
 # A hypothesis that leaves more than this explains too little to be worth a user's time; the right one leaves rounding.
 WORTH = 0.2
-# Of fewer values than this some guess comes near by chance: only one that hits them counts.
-FEW, WORTH_FEW = 32, 1e-3
+# Of fewer values than this some guess comes near by chance: only one that hits them, but for a rounding, counts.
+FEW, WORTH_FEW = 8, 1e-3
 # The largest count of ranks or micro-batches that is looked for, and how exact a whole number must be.
 MOST_COUNTED, COUNT_SLACK = 4096, 1e-4
 # Relative spread of factors from which they count as different ones: above float32's rounding of a mean over a row.
 SPREAD = 1e-5
 # A mean gain counts from so many standard errors on.
 SIGNIFICANT = 8.0
+# So many different values must all be of a lower dtype: a few round numbers are of every dtype.
+VARIED = 16
 # What several roundings inside leave, in units of what one leaves.
 ROUNDED = 2.0
 # Slices further apart than this in direction are not the same slice; more of them are not compared.
@@ -36,10 +39,17 @@ CONFINED = 0.98
 Hypothesis = tuple[str, str, Array]
 
 
-def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hypothesis] = ()) -> list[Explanation]:
+def explain(
+    actual: Array,
+    golden: Array,
+    dtype: str,
+    alternatives: Sequence[Hypothesis] = (),
+    given: Array | None = None,
+) -> list[Explanation]:
     """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape).
 
-    ``alternatives``: what variants of the reference's code give, with name and text. In 16 bits each hypothesis is
+    ``alternatives``: what variants of the reference's code give, with name and text; ``given``: the only input, where
+    the code may be a product of it and a weight (last dimension: what is summed over). In 16 bits each hypothesis is
     rounded as the candidate's values are, so that their rounding does not count as unexplained.
     """
     if actual.shape != golden.shape or not actual.size or actual.dtype.kind != "f":
@@ -63,7 +73,9 @@ def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hyp
         if actual.size > 1:
             found += [(item, None) for item in _explain_place(actual, golden, finite)]
             found += [(item, None) for look in _SIGNATURES for item in look(actual, golden, dtype)]
-    worth = WORTH if actual.size >= FEW else WORTH_FEW
+        if given is not None:
+            found += [(item, None) for item in explain_weight(given, actual, golden)]
+    worth = WORTH if actual.size >= FEW else max(WORTH_FEW, 2 * kind.roundoff)
     return rank([pair for pair in found if pair[0].residual <= worth], error)
 
 
@@ -245,12 +257,15 @@ def _see_grid(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]
     """Every value has fewer bits than its dtype: it was stored or computed in a lower one."""
     if dtype not in ("float32", "float64"):
         return
+    same = np.isfinite(actual) & (actual != 0)
+    if np.unique(actual[same]).size < VARIED:
+        return
     for name in ("bfloat16", "float16"):
-        same = np.isfinite(actual) & (actual != 0)
         own = float(np.mean((_round(actual, name) != actual)[same])) if same.any() else 1.0
         if own <= 1 - CONFINED and float(np.mean((_round(golden, name) != golden)[same])) > 0.5:
             text = f"every value is one of {name}: stored or computed in {name} on the way"
             yield Explanation(f"computed in {name}", text, own)
+            return  # what fits into bfloat16 fits into float16
 
 
 def _see_gain(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]:

@@ -53,10 +53,10 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
 
 def explain_first(engine: Engine, first: Divergence) -> Divergence:
     """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
+    found = engine.recomputer.recompute(first)
     if found is None:
         return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
+    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives, found.given)
     return replace(first, explanations=explanations)
 
 

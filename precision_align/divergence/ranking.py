@@ -14,9 +14,10 @@ MOST = 5
 # Residuals below the same of these are as good as equal: what is left is rounding, and its size is chance.
 LEVELS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15)
 # What only says where and how the error lies, with a free number for each row or place: it always fits a little better.
-DESCRIPTIONS = ("row statistics", "row shift", "channel scales", "groups", "confined", "zeroed")
+# In this order.
+DESCRIPTIONS = ("zeroed", "confined", "channel scales", "row statistics", "row shift")
 # What any operation may suffer: behind a guess that says what it was taken for.
-EDITS = ("left out", "constant", "flag", "sign of", "bfloat16 inside", "float16 inside", "parts swapped", "dimension")
+EDITS = ("left out", "constant", "scaled inside", "flag", "sign of", "lower type inside", "parts swapped", "dimension")
 SAME = 1e-6  # of the error: two guesses that differ by less come to the same
 
 Candidate = tuple[Explanation, Array | None]
@@ -35,10 +36,16 @@ def rank(found: Sequence[Candidate], error: float) -> list[Explanation]:
     return [item for item, _ in kept[:MOST]]
 
 
+def measure_level(residual: float) -> int:
+    """Residuals of one level are as good as equal."""
+    return sum(residual > limit for limit in LEVELS)
+
+
 def _place(item: Explanation) -> tuple[int, int, float]:
-    level = sum(item.residual > limit for limit in LEVELS)
-    general = 2 * (item.name in DESCRIPTIONS) + (item.name in EDITS)
-    return level, general, item.residual
+    general = int(item.name in EDITS)
+    if item.name in DESCRIPTIONS:
+        general = 2 + DESCRIPTIONS.index(item.name)
+    return measure_level(item.residual), general, item.residual
 
 
 def _is_same(left: Candidate, right: Candidate, error: float) -> bool:

@@ -157,8 +157,8 @@ class Replayer:
         """
         plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
 
-        def replay(mode: Any) -> Optional[Array]:
-            style = Style(golden=True, gradients=backward, arithmetic=mode)
+        def replay(mode: Any, native: bool) -> Optional[Array]:
+            style = Style(golden=not native, gradients=backward, arithmetic=mode)
             try:
                 value = pick(self.rerun(node, style, plan, backward), child, path)
             except NotReplayable:

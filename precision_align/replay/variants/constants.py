@@ -10,7 +10,8 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from precision_align.core.dtypes import Array
-from precision_align.replay.variants.operations import Operation, Variant
+from precision_align.replay.noise import ROUNDING
+from precision_align.replay.variants.operations import Operation, Variant, is_floating
 
 # Change of a constant that shows its effect: far above float64 rounding.
 PROBE = 1e-4
@@ -47,6 +48,18 @@ class Constant(Variant):
         return Variant(name, text, lambda found: found.replace(self.position, value))
 
 
+@dataclass(frozen=True)
+class Factor(Constant):
+    """A number that the result is multiplied by: 1, where the code has none."""
+
+    value: float = 1.0
+
+    def using(self, value: float) -> Variant:
+        """The variant in which it is another number."""
+        text = f"the result of {self.text} is {value:.6g} times as large"
+        return Variant("scaled inside", text, lambda found: found.run() * value)
+
+
 def list_constants(operation: Operation, result: Any) -> Iterator[Variant]:
     """Where numbers stand."""
     for position, argument in enumerate(operation.func._schema.arguments[: len(operation.args)]):
@@ -54,6 +67,8 @@ def list_constants(operation: Operation, result: Any) -> Iterator[Variant]:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and str(argument.type) in _TAKING_NUMBERS and abs(value) < LARGEST:
             yield Constant("constant", operation.place, Operation.run, position=position, value=float(value))
+    if operation.name in ROUNDING and is_floating(result):
+        yield Factor("scaled inside", operation.place, Operation.run)
 
 
 Rerun = Callable[[Variant], Optional[Array]]
@@ -61,7 +76,7 @@ Rerun = Callable[[Variant], Optional[Array]]
 
 def fit_constant(constant: Constant, actual: Array, golden: Array, rerun: Rerun) -> Iterator[tuple[Variant, Array]]:
     """The values worth a look, with the golden under each: zero, the opposite, the neighbours, the best fit."""
-    for value in _list_plain(constant.value):
+    for value in () if isinstance(constant, Factor) else _list_plain(constant.value):
         variant = constant.using(value)
         found = rerun(variant)
         if found is not None:

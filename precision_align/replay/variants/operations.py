@@ -38,9 +38,8 @@ class Operation:
 
     @property
     def key(self) -> Key:
-        """Calls with equal keys are made by the same code: operator, line and all that is no tensor."""
-        plain = [None if _holds_tensor(item) else item for item in (*self.args, *self.kwargs.values())]
-        return self.func, self.line, repr(plain)
+        """Calls with equal keys are made by the same code: operator, line, kinds of tensors and all that is none."""
+        return self.func, self.line, repr([_sketch(item) for item in (*self.args, *self.kwargs.values())])
 
     @property
     def place(self) -> str:
@@ -181,7 +180,7 @@ def _is_in_place(func: Any) -> bool:
     return bool(func._schema.is_mutable) and str(func.overloadpacket.__name__).endswith("_")
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(isinstance(item, torch.Tensor) for item in value)
-    return isinstance(value, torch.Tensor)
+def _sketch(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dim(), value.is_floating_point(), value.dtype == torch.bool
+    return [_sketch(item) for item in value] if isinstance(value, (list, tuple)) else value

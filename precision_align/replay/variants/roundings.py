@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -47,17 +48,15 @@ def round_through(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype).to(value.dtype) if is_floating(value) else value
 
 
-def try_roundings(actual: Array, replay: Replay) -> Iterator[tuple[str, str, Array]]:
-    """(name, text, result) with runs of operations in a lower dtype."""
+def list_lowerings(replay: Replay) -> Iterator[tuple[str, Callable[[], LoweringMode]]]:
+    """(text, how to make the mode) of runs of operations in a lower dtype."""
     counting = LoweringMode(torch.bfloat16, 0, -1)
     replay(counting)
     for name, dtype in LOWER.items():
         for first, last in _list_runs(len(counting.places)):
-            value = replay(LoweringMode(dtype, first, last))
-            if value is not None:
-                start, end = counting.places[first], counting.places[last]
-                text = f"computed in {name} inside: {start}{f' to {end}' if last > first else ''}"
-                yield f"{name} inside", text, value
+            start, end = counting.places[first], counting.places[last]
+            text = f"computed in {name} inside: {start}{f' to {end}' if last > first else ''}"
+            yield text, partial(LoweringMode, dtype, first, last)
 
 
 def _list_runs(count: int) -> list[tuple[int, int]]:
