@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from precision_align.alignment.pairing import Alignment
@@ -62,34 +63,34 @@ class Engine:
         journal: Journal | None = None,
     ):
         self._reference = Side(reference) if reference is not None else None
-        self._candidate = Side(candidate)
-        self._alignment = Alignment(self._reference, self._candidate)
-        check_common(self._reference, self._candidate, self._alignment)
+        self.candidate = Side(candidate)
+        self._alignment = Alignment(self._reference, self.candidate)
+        check_common(self._reference, self.candidate, self._alignment)
         self._rules = rules or Rules()
         self._raw = RawComparer(reference, candidate, journal)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
         self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
-        self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
-        self._totals = TotalJudge(self._reference, self._candidate, self._raw)
+        self._state = StateJudge(self._reference, self.candidate, self._raw, self._replay)
+        self._totals = TotalJudge(self._reference, self.candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
-        self._forward.index_partners(self._candidate.nodes)
-        self._recomputed = RecomputationJudge(self._candidate)
+        self._forward.index_partners(self.candidate.nodes)
+        self._recomputed = RecomputationJudge(self.candidate)
         self._backward = BackwardJudge(
             self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
         self.recomputer = Recomputer(
-            self._reference, self._candidate, self._alignment, self._replay, self._find_partner_step
+            self._reference, self.candidate, self._alignment, self._replay, self._find_partner_step
         )
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
         rows: list[RecordResult] = []
-        done, total = 0, 2 * len(self._candidate.nodes)
+        done, total = 0, 2 * len(self.candidate.nodes)
         seen: set[int] = set()
-        for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
-            nodes = self._candidate.select_nodes(rank, step)
+        for rank, step in sorted({(unit.rank, unit.step) for unit in self.candidate.units}):
+            nodes = self.candidate.select_nodes(rank, step)
             partner = self._find_partner_step(rank, step)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
@@ -104,9 +105,9 @@ class Engine:
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
-            rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
+            rows += judge_continuity(self._reference, self.candidate, rank, step, partner)
         rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
-        interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
+        interruptions = find_interruptions(self._reference, self.candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
         rows = [mark_row(row) for row in rows] if self._is_forced else rows
@@ -114,10 +115,18 @@ class Engine:
         rows = [self._rules.apply(row) for row in rows]
         alone = rows if self.operations.is_alone else []
         roots = frozenset(
-            {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
+            {*(node.scope for node in self.candidate.nodes if node.parent is None), *(r.scope for r in alone)}
         )
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
+
+    def find_reference_outputs(self, node: Node) -> dict[str, Any]:
+        """Path -> tensor (torch) that the reference's call returned in place of a node's; empty where one is lacking."""
+        partner = self._alignment.pairs.get(node)
+        if partner is None or self._reference is None:
+            return {}
+        load = import_module("precision_align.replay.values").load_tensor
+        return {path: load(self._reference.dump, record) for path, record in partner.outputs.items()}
 
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""
@@ -130,7 +139,7 @@ class Engine:
         return [f"training flag differs from the reference's in {', '.join(unique[:3])}{more}"]
 
     def _find_partner_step(self, rank: int, step: int) -> int | None:
-        for node in self._candidate.select_nodes(rank, step):
+        for node in self.candidate.select_nodes(rank, step):
             partner = self._alignment.units.get(node.unit)
             if partner is not None:
                 return partner.step
@@ -140,7 +149,7 @@ class Engine:
         """A node's own parameters with their partners."""
         unit, partner = node.unit, self._alignment.units.get(node.unit)
         kind = Role.PARAMETER, Phase.FORWARD
-        ours = self._candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
+        ours = self.candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
         theirs = (
             self._reference.select_owned(partner.rank, partner.step, *kind, node.scope)
             if self._reference is not None and partner is not None
@@ -149,11 +158,11 @@ class Engine:
         return [(record, theirs.get(place)) for place, record in ours.items()]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        notes = note_origin(None if self._reference is None else self._reference.dump, self.candidate.dump)
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)
-        for name, side in (("reference", self._reference), ("candidate", self._candidate)):
+        for name, side in (("reference", self._reference), ("candidate", self.candidate)):
             if side is None:
                 continue
             notes += [f"{name}: {note}" for note in side.dump.notes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from precision_align.divergence.locating import find_divergence
 from precision_align.reporting.report import Report
 from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import finish
+from precision_align.workflows.curing import kept_state, try_cure
 
 Step = Callable[[Any, Any], Any]
 
@@ -36,6 +38,8 @@ def lockstep(
     candidate's own (on its device), default a copy. ``step(module, inputs)`` runs one training step, default
     one forward; ``optimizers``: (reference's, candidate's), then two steps are run unless ``steps`` says otherwise, so
     that the effect of the first update is seen. The reference's code is replayed on what the candidate recorded.
+    Where a module is blamed in the first forward, that forward is run once more with the reference's outputs in place
+    of the module's (the cure test), and a note says whether the model's outputs agree then.
 
     Nothing is written to disk. Raises UsageError for wrong arguments; what the modules raise passes through.
     """
@@ -44,8 +48,9 @@ def lockstep(
     count = steps if steps is not None else (2 if optimizers is not None else 1)
     theirs, ours = optimizers if optimizers is not None else (None, None)
     fed = copy_inputs(inputs) if candidate_inputs is None else candidate_inputs
+    spare = copy_inputs(fed)
     dumps = []
-    with same_randomness() as rewind:
+    with same_randomness() as rewind, kept_state(candidate) as restore:
         for module, batch, optimizer in ((reference, inputs, theirs), (candidate, fed, ours)):
             rewind()
             sink = MemorySink()
@@ -57,8 +62,14 @@ def lockstep(
                     with recorder.step():
                         run(module, batch)
             dumps.append(sink.dump())
-    known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
-    findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
+        known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
+        engine = Engine(dumps[0], dumps[1], replay=reference, rules=known)
+        findings = find_divergence(engine, known)
+        if findings.first is not None:
+            restore()
+            rewind()
+            note = try_cure(engine, findings.first, candidate, lambda: run(candidate, spare))
+            findings = replace(findings, notes=[*filter(None, [note]), *findings.notes])
     return finish(findings, dumps[0], dumps[1], library)
 
 
