@@ -85,10 +85,10 @@ class Recomputer:
         )
 
     def _find_same(self, node: Node, record: TensorRecord) -> Iterator[Variant]:
-        """Another tensor of the same call that this one equals bit for bit: it was taken for it."""
+        """An earlier tensor of the same call that this one equals bit for bit: it was taken for it."""
         for holder, kind, records in _list_others(node, record.key.role == Role.GRADIENT):
             for path, other in records.items():
-                if other.key != record.key and is_equal(other, record) and _is_varied(other):
+                if other.order < record.order and is_equal(other, record) and _is_varied(other):
                     where = f"{holder.scope or 'the root'}{f', {path}' if path else ''}"
                     text = f"it is the {kind} of {where} (call {holder.number}), bit for bit"
                     yield "another tensor", text, self._read(self._candidate, other)

@@ -121,7 +121,7 @@ class ReplayProvider:
             found: tuple[Array, list[tuple[str, str, Array]]] = import_module(
                 "precision_align.replay.variants.updates"
             ).search_updates(self._alignment.candidate.dump, update, place)
-        except Exception:  # as in compute
+        except NotReplayable:
             return None
         return found
 
@@ -144,7 +144,7 @@ class ReplayProvider:
             found: list[tuple[str, str, Array]] = self._replayer.search_variants(
                 node, child, path, backward, actual, golden, dtype
             )
-        except Exception:  # as in compute
+        except NotReplayable:
             return []
         return found
 

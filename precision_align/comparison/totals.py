@@ -101,9 +101,7 @@ def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[Tensor
     return shares
 
 
-def find_expected(
-    candidate: Side, at: tuple[int, int], reference: Side, partner: int, owner: Owner
-) -> Array | None:
+def find_expected(candidate: Side, at: tuple[int, int], reference: Side, partner: int, owner: Owner) -> Array | None:
     """What a whole gradient should be, float64: its calls' shares, scaled as the reference's total is; None: unknown.
 
     ``at``: the candidate's rank and step; ``partner``: the reference's step.

@@ -89,7 +89,9 @@ def _list_changes(wrong: Array, right: Array) -> Iterator[tuple[str, Array]]:
             text = f"{tail}{places.size} of its {lost.size} {which} are not read, or zero"
             yield text, np.where(np.expand_dims(lost, 1 - axis), 0.0, right)
     for axis, which in ((1, "row"), (0, "column")):
-        factors = np.sum(wrong * right, axis, keepdims=True) / np.maximum(np.sum(right * right, axis, keepdims=True), 1e-300)
+        factors = np.sum(wrong * right, axis, keepdims=True) / np.maximum(
+            np.sum(right * right, axis, keepdims=True), 1e-300
+        )
         yield f"each {which} is scaled by its own factor (another scale a channel)", factors * right
     yield from _list_groups(wrong, right)
 

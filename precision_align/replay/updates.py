@@ -123,6 +123,7 @@ def run_update(
 ) -> dict[Result, torch.Tensor]:
     """What a step leaves, by owner and name of the state. ``change``: of each tensor that goes in; ``edit``: of each
     parameter's state before the step. Raises NotReplayable."""
+
     def load(record: TensorRecord) -> torch.Tensor:
         tensor = load_tensor(dump, record)
         tensor = lift(tensor) if golden else tensor

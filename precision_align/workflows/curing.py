@@ -28,8 +28,8 @@ class _Finished(Exception):
 def try_cure(engine: Engine, first: Divergence, module: Any, run: Callable[[], Any]) -> str:
     """Run the candidate's forward once more with the suspect's outputs overwritten; what came of it, in words, or "".
 
-    ``module``: the candidate as it was before the runs; ``run`` makes its first step. Only for a divergence in the first
-    step's forward that is not the root's own code: its outputs are the model's.
+    ``module``: the candidate as it was before the runs; ``run`` makes its first step. Only for a divergence in the
+    first step's forward that is not the root's own code: its outputs are the model's.
     """
     nodes = [node for node in engine.candidate.nodes if node.unit.step == first.step and node.unit.micro == 0]
     suspects = [node for node in nodes if node.scope == first.scope]

@@ -11,9 +11,7 @@ from precision_align.replay.variants.operations import Operation, Variant, is_fl
 
 # Views and copies: to leave one out changes nothing or only the shape.
 _MOVES = frozenset(
-    "view _unsafe_view clone _to_copy detach alias expand t transpose permute unsqueeze squeeze slice select copy "
-    "contiguous lift_fresh _reshape_alias as_strided split unbind empty_like zeros_like ones_like fill zero index_put "
-    "empty zeros ones full arange scalar_tensor cat stack".split()
+    ["view", "_unsafe_view", "clone", "_to_copy", "detach", "alias", "expand", "t", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "copy", "contiguous", "lift_fresh", "_reshape_alias", "as_strided", "split", "unbind", "empty_like", "zeros_like", "ones_like", "fill", "zero", "index_put", "empty", "zeros", "ones", "full", "arange", "scalar_tensor", "cat", "stack"]
 )
 
 
@@ -23,7 +21,9 @@ def list_edits(operation: Operation, result: Any) -> Iterator[Variant]:
         return
     for position, value in enumerate(operation.args):
         if isinstance(value, torch.Tensor) and value.shape == result.shape and value.dtype == result.dtype:
-            yield Variant("left out", _say_left_out(operation, position), lambda found, n=position: found.args[n].clone())
+            yield Variant(
+                "left out", _say_left_out(operation, position), lambda found, n=position: found.args[n].clone()
+            )
     if not is_floating(result):
         return
     text = f"the sign of {operation.place} is inverted"

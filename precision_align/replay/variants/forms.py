@@ -63,14 +63,18 @@ def _norm_correction(operation: Operation) -> Iterator[Variant]:
     def divide(found: Operation) -> Any:
         x, weight, bias = found.args[0], *(found.args[2:4] if "layer" in name else found.args[1:3])
         eps = found.args[4 if "layer" in name else 7]
-        dims = range(x.dim() - len(found.args[1]), x.dim()) if "layer" in name else [d for d in range(x.dim()) if d != 1]
+        dims = (
+            range(x.dim() - len(found.args[1]), x.dim()) if "layer" in name else [d for d in range(x.dim()) if d != 1]
+        )
         shape = list(x.shape[dims[0] :]) if "layer" in name else [1, -1, *[1] * (x.dim() - 2)]
         values = normalise(x, list(dims), eps, 1)
         values = values if weight is None else values * weight.reshape(shape)
         values = values if bias is None else values + bias.reshape(shape)
         return (values, *found.run()[1:])
 
-    yield Variant("variance", "normalised by the variance over n - 1 instead of n (unbiased)", divide, alone=False, jointly=True)
+    yield Variant(
+        "variance", "normalised by the variance over n - 1 instead of n (unbiased)", divide, alone=False, jointly=True
+    )
 
 
 def normalise(x: torch.Tensor, dims: Sequence[int], eps: float, correction: int) -> torch.Tensor:
@@ -134,7 +138,9 @@ def _loss(operation: Operation) -> Iterator[Variant]:
     if operation.name != "nll_loss_forward" or operation.args[3] not in (_MEAN, _SUM):
         return
     if operation.args[3] == _SUM:
-        yield Variant("reduction", "the mean over the tokens instead of their sum", lambda found: found.replace(3, _MEAN))
+        yield Variant(
+            "reduction", "the mean over the tokens instead of their sum", lambda found: found.replace(3, _MEAN)
+        )
         return
     yield Variant("reduction", "the sum over the tokens instead of their mean", lambda found: found.replace(3, _SUM))
     yield Variant("count", "all tokens are counted, not the valid ones alone", _count_all)
@@ -163,5 +169,3 @@ def _flags(operation: Operation) -> Iterator[Variant]:
             yield Variant(
                 "flag", text, lambda found, position=position: found.replace(position, not found.args[position])
             )
-
-

@@ -79,7 +79,9 @@ def _triangle(operation: Operation) -> Iterator[Variant]:
         for step, corner in ((columns - rows, "bottom-right"), (rows - columns, "top-left")):
             text = f"the causal mask is aligned to the {corner} corner instead of the other, {operation.place}"
             yield Variant("mask alignment", text, move(diagonal + step))
-    yield Variant("mask dropped", f"the causal mask is left out, {operation.place}", lambda found: found.args[0].clone())
+    yield Variant(
+        "mask dropped", f"the causal mask is left out, {operation.place}", lambda found: found.args[0].clone()
+    )
 
 
 def _comparison(operation: Operation) -> Iterator[Variant]:

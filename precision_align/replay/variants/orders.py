@@ -54,7 +54,9 @@ def _split(operation: Operation) -> Iterator[Variant]:
     parts = operation.run()
     if len(parts) < 2 or any(part.shape != parts[0].shape for part in parts):
         return
-    yield Variant("parts swapped", f"the parts stand in reverse order, {operation.place}", lambda found: found.run()[::-1])
+    yield Variant(
+        "parts swapped", f"the parts stand in reverse order, {operation.place}", lambda found: found.run()[::-1]
+    )
     if operation.name != "unbind" and len(parts) == 2:
         yield Variant("interleaved", INTERLEAVED, _take_pairs, jointly=True)
 
@@ -98,7 +100,9 @@ def _product(operation: Operation) -> Iterator[Variant]:
 
 def _repeat(operation: Operation) -> Iterator[Variant]:
     """repeat against repeat_interleave: which copy belongs to which head."""
-    text = f"copies stand side by side against one after the other (repeat_interleave against repeat), {operation.place}"
+    text = (
+        f"copies stand side by side against one after the other (repeat_interleave against repeat), {operation.place}"
+    )
     if operation.name == "repeat":
         x, counts = operation.args
         many = [dim for dim, count in enumerate(counts) if count > 1 and x.dim() == len(counts) and x.shape[dim] > 1]

@@ -20,13 +20,14 @@ from precision_align.replay.variants.orders import list_orders
 from precision_align.replay.variants.roundings import list_lowerings
 
 SECONDS = 10.0  # for all trials of one divergence: the first ones are the likeliest
+EXPLAINED = 3e-3  # a guess that leaves no more is right: less likely ones need not be tried
 KEPT = 0.5  # a variant that leaves more of the error is not worth a place in the ranking
 # Of 16-bit values more is kept at first: what a chain of roundings leaves is found by a native replay.
 KEPT_LOW, CLEAR, LOW_ROUNDOFF = 0.95, 0.02, 2.0**-11
 Found = tuple[str, str, Array]
 Replay = Callable[[Any, bool], Optional[Array]]
 Wide = Callable[[Any], Optional[Array]]
-MakeMode = Callable[[], Any]
+Tried = tuple[str, str, Callable[[], Any], Array]
 
 
 def search_variants(actual: Array, golden: Array, dtype: Dtype, replay: Replay) -> list[Found]:
@@ -41,35 +42,48 @@ def search_variants(actual: Array, golden: Array, dtype: Dtype, replay: Replay) 
     low = dtype.roundoff >= LOW_ROUNDOFF
     until = time.monotonic() + SECONDS
     found: list[Found] = []
-    for name, text, make, value in _try_all(actual, golden, lambda mode: replay(mode, False)):
-        left = measure_distance(actual, settle(value, dtype)) / error
-        if low and CLEAR < left <= KEPT_LOW:
-            native = _fit_shape(replay(make(), True), actual)
-            if native is not None and native.shape == actual.shape and measure_distance(actual, native) < left * error:
-                left, value = measure_distance(actual, native) / error, native
-        if left <= KEPT:
-            found.append((name, text, value))
-        if time.monotonic() > until:
+    best = 1.0
+    for stage in _list_stages(actual, golden, lambda mode: replay(mode, False)):
+        for name, text, make, value in stage:
+            left = measure_distance(actual, settle(value, dtype)) / error
+            if low and CLEAR < left <= KEPT_LOW:
+                native = _fit_shape(replay(make(), True), actual)
+                if native is not None and measure_distance(actual, native) < left * error:
+                    left, value = measure_distance(actual, native) / error, native
+            if left <= KEPT:
+                found.append((name, text, value))
+            best = min(best, left)
+            if time.monotonic() > until:
+                return found
+        if best <= EXPLAINED:
             break
     return found
 
 
-def _try_all(actual: Array, golden: Array, replay: Wide) -> Iterator[tuple[str, str, MakeMode, Array]]:
-    """Everything there is to try, with how to do it again and what came of it in float64."""
-    for rules in ((list_forms, list_masks, list_orders), (list_edits,)):
-        for trial in _observe(rules, replay):
-            value = _run(trial, actual, replay)
-            if value is not None:
-                yield trial.name, trial.text, partial(TrialMode, trial), value
+def _list_stages(actual: Array, golden: Array, replay: Wide) -> Iterator[Iterator[Tried]]:
+    """The likeliest guesses first; each with how to do it again and what came of it in float64."""
+    yield _try_rules((list_forms, list_masks, list_orders), actual, replay)
+    yield _try_rules((list_edits,), actual, replay)
     if actual.size > 1:  # a single number could be had from any constant
-        yield from _fit_constants(actual, golden, replay)
+        yield _fit_constants(actual, golden, replay)
+    yield _try_lowerings(actual, replay)
+
+
+def _try_rules(rules: Sequence[Rule], actual: Array, replay: Wide) -> Iterator[Tried]:
+    for trial in _observe(rules, replay):
+        value = _run(trial, actual, replay)
+        if value is not None:
+            yield trial.name, trial.text, partial(TrialMode, trial), value
+
+
+def _try_lowerings(actual: Array, replay: Wide) -> Iterator[Tried]:
     for text, make in list_lowerings(replay):
         value = _fit_shape(replay(make()), actual)
         if value is not None:
             yield "lower type inside", text, make, value
 
 
-def _fit_constants(actual: Array, golden: Array, replay: Wide) -> Iterator[tuple[str, str, MakeMode, Array]]:
+def _fit_constants(actual: Array, golden: Array, replay: Wide) -> Iterator[Tried]:
     for observed in _observe((list_constants,), replay):
         ((key, constant),) = observed.changes.items()
         assert isinstance(constant, Constant)

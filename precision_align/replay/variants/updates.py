@@ -142,7 +142,7 @@ def _list_adam(update: Update, done: int) -> Iterator[_Form]:
     yield _Form("bias correction", text, update, partial(_count, steps=FOREVER))
     for steps in range(MOST_STEPS):
         if steps != done:
-            text = f"bias correction of step {steps + 1} instead of {done + 1}: another parameter's counter, or a reset one"
+            text = f"bias correction of step {steps + 1} instead of {done + 1}: a shared or a reset counter"
             yield _Form("bias correction", text, update, partial(_count, steps=float(steps)))
     beta = update.groups[0].hyperparameters["betas"][1]
     for eps in _INSIDE:
