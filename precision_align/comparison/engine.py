@@ -121,7 +121,7 @@ class Engine:
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
     def find_reference_outputs(self, node: Node) -> dict[str, Any]:
-        """Path -> tensor (torch) that the reference's call returned in place of a node's; empty where one is lacking."""
+        """Path -> torch tensor that the reference's call returned in place of a node's; empty where it has none."""
         partner = self._alignment.pairs.get(node)
         if partner is None or self._reference is None:
             return {}

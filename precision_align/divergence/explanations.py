@@ -13,7 +13,7 @@ import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.results import Explanation
-from precision_align.divergence.ranking import rank
+from precision_align.divergence.ranking import Candidate, rank
 from precision_align.divergence.weights import explain_weight
 from precision_align.numerics.judgement import round_once, settle
 
@@ -63,7 +63,7 @@ def explain(
         makers = _HYPOTHESES if actual.size > 1 else _SCALAR_HYPOTHESES
         ours, theirs = (np.where(finite, values, 0.0) for values in (actual, golden))
         tried = [item for make in makers for item in make(ours, theirs, dtype)]
-        found = [
+        found: list[Candidate] = [
             (Explanation(name, text, _norm(actual - settled, finite) / error), settled)
             for name, text, value in [*tried, *alternatives]
             if value.shape == actual.shape

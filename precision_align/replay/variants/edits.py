@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,43 @@ from precision_align.replay.variants.operations import Operation, Variant, is_fl
 
 # Views and copies: to leave one out changes nothing or only the shape.
 _MOVES = frozenset(
-    ["view", "_unsafe_view", "clone", "_to_copy", "detach", "alias", "expand", "t", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select", "copy", "contiguous", "lift_fresh", "_reshape_alias", "as_strided", "split", "unbind", "empty_like", "zeros_like", "ones_like", "fill", "zero", "index_put", "empty", "zeros", "ones", "full", "arange", "scalar_tensor", "cat", "stack"]
+    [
+        "view",
+        "_unsafe_view",
+        "clone",
+        "_to_copy",
+        "to",
+        "detach",
+        "alias",
+        "expand",
+        "t",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "copy",
+        "lift_fresh",
+        "_reshape_alias",
+        "as_strided",
+        "split",
+        "unbind",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "fill",
+        "zero",
+        "index_put",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "scalar_tensor",
+        "cat",
+        "stack",
+    ]
 )
 
 
@@ -21,9 +58,7 @@ def list_edits(operation: Operation, result: Any) -> Iterator[Variant]:
         return
     for position, value in enumerate(operation.args):
         if isinstance(value, torch.Tensor) and value.shape == result.shape and value.dtype == result.dtype:
-            yield Variant(
-                "left out", _say_left_out(operation, position), lambda found, n=position: found.args[n].clone()
-            )
+            yield Variant("left out", _say_left_out(operation, position), partial(_keep, position))
     if not is_floating(result):
         return
     text = f"the sign of {operation.place} is inverted"
@@ -31,6 +66,10 @@ def list_edits(operation: Operation, result: Any) -> Iterator[Variant]:
     if operation.name in ("add", "sub") and all(is_floating(value) for value in operation.args[:2]):
         text = f"the sign of the second term is inverted, {operation.place}"
         yield Variant("sign of", text, lambda found: found.replace(1, found.args[1].neg()), single=True)
+
+
+def _keep(position: int, found: Operation) -> Any:
+    return found.args[position].clone()
 
 
 def _say_left_out(operation: Operation, kept: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from precision_align.replay.variants.operations import Operation, Variant
+from precision_align.replay.variants.operations import Operation, Variant, changing, taking
 
 aten = torch.ops.aten
 
@@ -89,7 +91,7 @@ def _activation(operation: Operation) -> Iterator[Variant]:
     for other, function in _ACTIVATIONS.items():
         if other != operation.name:
             text = f"{other} instead of {operation.place}"
-            yield Variant("activation", text, lambda found, function=function: function(found.args[0]))
+            yield Variant("activation", text, taking(function))
 
 
 def _softmax(operation: Operation) -> Iterator[Variant]:
@@ -98,11 +100,15 @@ def _softmax(operation: Operation) -> Iterator[Variant]:
     dim = operation.args[1] % max(operation.args[0].dim(), 1)
     if operation.name == "_softmax":
         text = f"sigmoid instead of softmax, {operation.place}"
-        yield Variant("activation", text, lambda found: torch.sigmoid(found.args[0]))
+        yield Variant("activation", text, taking(torch.sigmoid))
     for other in range(operation.args[0].dim()):
         if other != dim:
             text = f"{operation.place} over dimension {other} instead of {dim}"
-            yield Variant("dimension", text, lambda found, other=other: found.replace(1, other))
+            yield Variant("dimension", text, changing(1, partial(_give, other)))
+
+
+def _give(value: Any, _: Any) -> Any:
+    return value
 
 
 def _reduction(operation: Operation) -> Iterator[Variant]:
@@ -147,7 +153,7 @@ def _loss(operation: Operation) -> Iterator[Variant]:
     for parts in _CHUNKS:
         if operation.args[0].dim() == 2 and len(operation.args[0]) % parts == 0:
             text = f"a mean of means: {parts} parts have their own mean, and all count alike"
-            yield Variant("mean of means", text, lambda found, parts=parts: _average_parts(found, parts))
+            yield Variant("mean of means", text, partial(_average_parts, parts=parts))
 
 
 def _count_all(found: Operation) -> Any:
@@ -166,6 +172,4 @@ def _flags(operation: Operation) -> Iterator[Variant]:
         value = operation.args[position]
         if isinstance(value, bool) and str(argument.type) == "bool" and argument.name not in _SILENT:
             text = f"{argument.name} {not value} instead of {value} in {operation.place}"
-            yield Variant(
-                "flag", text, lambda found, position=position: found.replace(position, not found.args[position])
-            )
+            yield Variant("flag", text, changing(position, operator.not_))

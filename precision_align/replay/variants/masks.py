@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Callable
 
 import torch
 
-from precision_align.replay.variants.operations import Operation, Variant
+from precision_align.replay.variants.operations import Operation, Variant, changing
 
 aten = torch.ops.aten
 
@@ -35,18 +36,15 @@ def _use(operation: Operation) -> Iterator[Variant]:
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or not mask.dim():
         return
 
-    def change(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Operation], Any]:
-        return lambda found: found.replace(position, how(found.args[position]))
-
-    yield Variant("mask inverted", f"the mask is inverted, {operation.place}", change(torch.logical_not))
+    yield Variant("mask inverted", f"the mask is inverted, {operation.place}", changing(position, torch.logical_not))
     for value, which in ((False, "all are let through"), (True, "all are masked")):
         text = f"the mask is left out: {which}, {operation.place}"
-        yield Variant("mask dropped", text, change(lambda mask, value=value: torch.full_like(mask, value)))
+        yield Variant("mask dropped", text, changing(position, partial(torch.full_like, fill_value=value)))
     for dim in range(max(0, mask.dim() - 2), mask.dim()):
         for step in (1, -1):
             if mask.shape[dim] > 2:
                 text = f"the mask is off by one: moved by {step:+d} along dimension {dim}, {operation.place}"
-                yield Variant("mask off by one", text, change(lambda mask, d=dim, s=step: mask.roll(s, d)))
+                yield Variant("mask off by one", text, changing(position, partial(torch.roll, shifts=step, dims=dim)))
 
 
 def _join(operation: Operation) -> Iterator[Variant]:
@@ -58,9 +56,17 @@ def _join(operation: Operation) -> Iterator[Variant]:
         return
     for number, other in ((0, "second"), (1, "first")):
         text = f"the {other} of two masks is left out, {operation.place}"
-        yield Variant("mask dropped", text, lambda found, n=number: found.args[n].expand(found.run().shape))
+        yield Variant("mask dropped", text, partial(_take_part, number))
         text = f"the {other} of two masks is inverted, {operation.place}"
-        yield Variant("mask inverted", text, lambda found, n=1 - number: found.replace(n, ~found.args[n]))
+        yield Variant("mask inverted", text, changing(1 - number, torch.logical_not))
+
+
+def _take_part(number: int, found: Operation) -> Any:
+    return found.args[number].expand(found.run().shape)
+
+
+def _call(overload: Any, found: Operation) -> Any:
+    return overload(*found.args)
 
 
 def _triangle(operation: Operation) -> Iterator[Variant]:
@@ -90,7 +96,7 @@ def _comparison(operation: Operation) -> Iterator[Variant]:
         overload = getattr(packet, operation.func._schema.overload_name or "default", None)
         if overload is not None:
             text = f"{now} instead of {before}: a mask or limit off by one, {operation.place}"
-            yield Variant("mask off by one", text, lambda found, call=overload: call(*found.args))
+            yield Variant("mask off by one", text, partial(_call, overload))
 
 
 def _attention(operation: Operation) -> Iterator[Variant]:

@@ -104,20 +104,18 @@ class ObservingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def list_trials(self) -> Iterator[Trial]:
         """Variants of single lines, then those of several operations, then of single calls."""
         together: dict[tuple[str, str], dict[Key, Variant]] = {}
-        for key, variants in self.known.items():
-            for variant in variants:
-                if variant.alone:
-                    yield Trial(variant.name, variant.text, {key: variant})
-                if variant.jointly:
-                    together.setdefault((variant.name, variant.text), {})[key] = variant
+        pairs = [(key, variant) for key, variants in self.known.items() for variant in variants]
+        for key, variant in pairs:
+            if variant.alone:
+                yield Trial(variant.name, variant.text, {key: variant})
+            if variant.jointly:
+                together.setdefault((variant.name, variant.text), {})[key] = variant
         for (name, text), changes in together.items():
             if len(changes) > 1 or not next(iter(changes.values())).alone:
                 yield Trial(name, text, changes)
-        for key, variants in self.known.items():
-            if 1 < self._counts[key] <= MOST_SINGLE:
-                for variant in (variant for variant in variants if variant.single):
-                    for number in range(self._counts[key]):
-                        yield Trial(variant.name, variant.text, {key: variant}, number)
+        for key, variant in pairs:
+            if variant.single and 1 < self._counts[key] <= MOST_SINGLE:
+                yield from (Trial(variant.name, variant.text, {key: variant}, n) for n in range(self._counts[key]))
 
 
 class TrialMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -149,6 +147,16 @@ def compute(operation: Operation, variant: Variant) -> Any:
         return variant.compute(operation)
     target = operation.args[0]
     return target.copy_(variant.compute(_keep_arguments(operation)))
+
+
+def changing(position: int, change: Callable[[Any], Any]) -> Callable[[Operation], Any]:
+    """The operation with one positional argument changed."""
+    return lambda found: found.replace(position, change(found.args[position]))
+
+
+def taking(function: Callable[[Any], Any]) -> Callable[[Operation], Any]:
+    """Another function of the operation's first argument."""
+    return lambda found: function(found.args[0])
 
 
 def find_line() -> str:

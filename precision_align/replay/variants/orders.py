@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from precision_align.replay.variants.operations import Operation, Variant, is_floating, list_tensors
+from precision_align.replay.variants.operations import Operation, Variant, changing, is_floating, list_tensors
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
@@ -29,7 +30,8 @@ def _slice(operation: Operation) -> Iterator[Variant]:
 
 def _read_half(operation: Operation) -> tuple[int, bool] | None:
     """(which of a pair, whether halves) a slice of the last dimension takes; None: neither."""
-    x, dim, start, end, step = (*operation.args, *(0, None, None, 1)[len(operation.args) - 1 :])
+    given: list[Any] = [*operation.args, *(None, 0, None, None, 1)[len(operation.args) :]]
+    x, dim, start, end, step = given
     size = x.shape[dim] if x.dim() else 0
     if dim % max(x.dim(), 1) != x.dim() - 1 or size % 2 or size < 4:
         return None
@@ -93,9 +95,7 @@ def _product(operation: Operation) -> Iterator[Variant]:
         factor = operation.args[position]
         if factor.shape[-1] == factor.shape[-2]:
             text = f"the {which} factor is transposed, {operation.place}"
-            yield Variant(
-                "transposed", text, lambda found, position=position: found.replace(position, found.args[position].mT)
-            )
+            yield Variant("transposed", text, changing(position, torch.Tensor.adjoint))
 
 
 def _repeat(operation: Operation) -> Iterator[Variant]:
@@ -107,9 +107,13 @@ def _repeat(operation: Operation) -> Iterator[Variant]:
         x, counts = operation.args
         many = [dim for dim, count in enumerate(counts) if count > 1 and x.dim() == len(counts) and x.shape[dim] > 1]
         if len(many) == 1:
-            yield Variant("repeat", text, lambda found, d=many[0]: found.args[0].repeat_interleave(found.args[1][d], d))
+            yield Variant("repeat", text, partial(_repeat_each, many[0]))
     if operation.name == "clone" and _find_copies(operation.args[0]) is not None:
         yield Variant("repeat", text, _copy_otherwise)
+
+
+def _repeat_each(dim: int, found: Operation) -> Any:
+    return found.args[0].repeat_interleave(found.args[1][dim], dim)
 
 
 def _find_copies(x: torch.Tensor) -> int | None:
