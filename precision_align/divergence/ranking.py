@@ -16,8 +16,8 @@ LEVELS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15)
 # What only says where and how the error lies, with a free number for each row or place: it always fits a little better.
 # In this order.
 DESCRIPTIONS = ("zeroed", "confined", "channel scales", "row statistics", "row shift")
-# What any operation may suffer: behind a guess that says what it was taken for.
-EDITS = ("left out", "constant", "scaled inside", "flag", "sign of", "lower type inside", "parts swapped", "dimension")
+# What any operation may suffer, the likelier first: behind a guess that says what it was taken for.
+EDITS = ("flag", "dimension", "parts swapped", "left out", "constant", "sign of", "lower type inside", "scaled inside")
 SAME = 1e-6  # of the error: two guesses that differ by less come to the same
 
 Candidate = tuple[Explanation, Array | None]
@@ -42,9 +42,9 @@ def measure_level(residual: float) -> int:
 
 
 def _place(item: Explanation) -> tuple[int, int, float]:
-    general = int(item.name in EDITS)
+    general = EDITS.index(item.name) + 1 if item.name in EDITS else 0
     if item.name in DESCRIPTIONS:
-        general = 2 + DESCRIPTIONS.index(item.name)
+        general = len(EDITS) + 1 + DESCRIPTIONS.index(item.name)
     return measure_level(item.residual), general, item.residual
 
 

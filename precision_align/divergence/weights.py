@@ -19,7 +19,7 @@ from precision_align.divergence.ranking import measure_level
 ROWS = 1.5
 LINEAR = 1e-6  # what the fit of a linear result leaves of it; float32 inside leaves 1e-7
 WORTH = 0.2  # as of every explanation
-GROUPS = (256, 128, 64, 32, 16)
+GROUPS = (256, 128, 64, 32, 16, 8)
 # A fitted weight is known this well, in standard errors: nearer to zero it is zero.
 CERTAIN = 6.0
 MOST = 2048  # inputs; the fit costs their square times the rows

@@ -44,7 +44,7 @@ class Constant(Variant):
         if 0 < self.value <= SMALL:
             name, text = "eps", f"eps {value:.4g} instead of {self.value:.4g} in {self.text}"
         else:
-            name, text = "constant", f"{value:.6g} instead of {self.value:.6g} in {self.text}"
+            name, text = "constant", f"{_write(value)} instead of {_write(self.value)} in {self.text}"
         return Variant(name, text, lambda found: found.replace(self.position, value))
 
 
@@ -56,8 +56,13 @@ class Factor(Constant):
 
     def using(self, value: float) -> Variant:
         """The variant in which it is another number."""
-        text = f"the result of {self.text} is {value:.6g} times as large"
+        text = f"the result of {self.text} is {_write(value)} times as large"
         return Variant("scaled inside", text, lambda found: found.run() * value)
+
+
+def _write(value: float) -> str:
+    """A fitted number is known to about four digits."""
+    return f"{value:.6g}" if value == round(value) else f"{value:.4g}"
 
 
 def list_constants(operation: Operation, result: Any) -> Iterator[Variant]:
