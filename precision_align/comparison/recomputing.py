@@ -75,7 +75,8 @@ class Recomputer:
         if found is None:
             return None
         actual = self._read(self._candidate, record)
-        golden = found[0].reshape(actual.shape) if found[0].size == actual.size == 1 else found[0]
+        golden = found[0].astype(actual.dtype)
+        golden = golden.reshape(actual.shape) if golden.size == actual.size == 1 else golden
         place = node, child, record.key.path, backward
         others = [*self._find_same(node, record), *self._replay.search_variants(*place, actual, golden, record.dtype)]
         floating = [item for item in node.inputs.values() if item.dtype.startswith(("float", "bfloat"))]

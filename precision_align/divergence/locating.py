@@ -25,8 +25,13 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     findings = locate(engine.run(progress), rules)
     if findings.first is None:
         return findings
-    first = engine.operations.name(explain_first(engine, findings.first))
-    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
+    try:
+        first, notes = explain_first(engine, findings.first), findings.notes
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        first = findings.first
+        notes = [*findings.notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    first = engine.operations.name(first)
+    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]], notes=notes)
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:

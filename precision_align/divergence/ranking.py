@@ -15,7 +15,7 @@ MOST = 5
 LEVELS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15)
 # What only says where and how the error lies, with a free number for each row or place: it always fits a little better.
 # In this order.
-DESCRIPTIONS = ("zeroed", "confined", "channel scales", "row statistics", "row shift")
+DESCRIPTIONS = ("zeroed", "confined", "weight values", "channel scales", "row statistics", "row shift")
 # What any operation may suffer, the likelier first: behind a guess that says what it was taken for.
 EDITS = ("flag", "dimension", "parts swapped", "left out", "constant", "sign of", "lower type inside", "scaled inside")
 SAME = 1e-6  # of the error: two guesses that differ by less come to the same

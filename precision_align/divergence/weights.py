@@ -43,7 +43,7 @@ def explain_weight(given: Array, actual: Array, golden: Array) -> list[Explanati
         return sorted(found, key=lambda item: measure_level(item.residual))[:2]  # of equal ones the simplest
     share = error / float(np.linalg.norm(right))
     text = f"as if the weight were another one (stale, or read wrongly): {share:.2g} of it differs"
-    return [Explanation("weight", text, left)]
+    return [Explanation("weight values", text, left)]
 
 
 def _fit(given: Array, actual: Array, golden: Array) -> tuple[Array, Array, float] | None:

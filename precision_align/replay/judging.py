@@ -163,7 +163,7 @@ class Replayer:
                 value = pick(self.rerun(node, style, plan, backward), child, path)
             except NotReplayable:
                 return None
-            return None if value is None else to_array(value)
+            return None if value is None else to_array(value).astype(np.float64)
 
         return search_variants(actual, golden, dtype_of(dtype), replay)
 

@@ -74,6 +74,10 @@ def bottom_right(rows, columns):
     return torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
 
 
+def comb(rows, columns):
+    return (torch.arange(rows)[:, None] + torch.arange(columns)).remainder(3) > 0
+
+
 def linear(change=lambda weight: weight):
     """The candidate's own weight is not what it is recorded with."""
     return lambda module, x: functional.linear(x, change(module.weight))
@@ -168,8 +172,8 @@ FUSED = {
     "dropped": (attend_fused(is_causal=True), attend_fused(), "mask dropped"),
     "corner": (attend_fused(is_causal=True), attend_fused(attn_mask=bottom_right), "mask alignment"),
     "inverted": (
-        attend_fused(attn_mask=bottom_right),
-        attend_fused(attn_mask=lambda r, c: ~bottom_right(r, c)),
+        attend_fused(attn_mask=comb),
+        attend_fused(attn_mask=lambda rows, columns: ~comb(rows, columns)),
         "mask inverted",
     ),
 }
@@ -209,7 +213,7 @@ def test_other_faults_are_not_given_that_name(name):
 def test_what_happened_to_a_weight_is_named_and_nothing_else(name):
     right, wrong, text = WEIGHTS[name]
     found = explain(right, wrong)
-    assert any(item.name == "weight" and text in item.text for item in found), found
+    assert any(item.name.startswith("weight") and text in item.text for item in found), found
     for other, (right, wrong, _) in WEIGHTS.items():
         if other != name:
             assert not any(text in item.text for item in explain(right, wrong)), other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -130,13 +130,15 @@ def _attention(operation: Operation) -> Iterator[Variant]:
         yield _with_mask("mask added", "a causal mask where there is none", operation, base.tril())
 
 
-def _with_mask(name: str, text: str, operation: Operation, mask: torch.Tensor | None) -> Variant:
-    def compute(found: Operation) -> Any:
-        kwargs = dict(found.kwargs)
-        kwargs["attn_mask"] = None
-        if mask is not None:
-            empty = torch.zeros(mask.shape, dtype=found.args[0].dtype)
-            kwargs["attn_mask"] = empty.masked_fill(~mask, -torch.inf)
-        return found.func(*found.args[:3], found.args[3] if len(found.args) > 3 else 0.0, False, **kwargs)
+def _with_mask(name: str, text: str, operation: Operation, mask: Optional[torch.Tensor]) -> Variant:
+    return Variant(name, f"{text}, {operation.place}", partial(_attend, mask))
 
-    return Variant(name, f"{text}, {operation.place}", compute)
+
+def _attend(mask: Optional[torch.Tensor], found: Operation) -> Any:
+    """softmax(q k^T scale) v under another mask; what else the operator returns stays."""
+    query, key, value = found.args[:3]
+    scale = found.kwargs.get("scale")
+    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    return (logits.softmax(-1) @ value, *found.run()[1:])
