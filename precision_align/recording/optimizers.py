@@ -75,6 +75,12 @@ class OptimizerRecorder:
         """Number its steps from 0 again."""
         self.num_calls = 0
 
+    def record_start(self) -> Mapping[str, Any]:
+        """Record the state that the next update begins with; returns its scalars and the groups, as JSON."""
+        owned = self._owned()
+        self._record_state(owned, "before")
+        return {"class": self.kind, **self._describe(owned)}
+
     def before(self, closure: bool = False) -> None:
         """Record what ``step()`` is about to see; a closure makes the gradients only inside of it."""
         self._begin()
