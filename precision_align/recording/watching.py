@@ -15,6 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.trees import class_name
+from precision_align.recording.beginning import NO_BEGINNING, Beginning
 from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
@@ -33,7 +34,8 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``dry_run``: write nothing, and end the script after its first two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``dry_run``: write nothing, and end the script after its first
+    two recorded steps (see ``Launch.counted``).
     """
 
     path: str
@@ -48,6 +50,7 @@ class LaunchOptions:
     force: Optional[str] = None
     eager: bool = False
     dry_run: bool = False
+    begin: Beginning = NO_BEGINNING
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Watch:
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
         self._replacement: Optional[Callable[..., Any]] = None
-        self._taps = Taps(frozenset(options.sources))
+        self._taps = Taps(frozenset(options.sources), options.begin.is_asked_for)
         # id -> module, which keeps the id from being used again
         self._familiar: dict[int, torch.nn.Module] = {}
         self._losses: dict[Optional[tuple[str, str]], str] = {}
@@ -96,7 +99,9 @@ class Watch:
         self._stop_waiting()
         try:
             with warnings.catch_warnings():  # the report at the program's end says it
-                warnings.filterwarnings("ignore", message="the dump holds no tensors", category=RuntimeWarning)
+                warnings.filterwarnings(
+                    "ignore", message="the (dump holds no tensors|start pack:)", category=RuntimeWarning
+                )
                 self._session.__exit__(*error)
         finally:
             self._stack.close()
@@ -154,6 +159,7 @@ class Watch:
             taps=self._taps,
             force=options.force,
             eager=options.eager,
+            begin=options.begin if self._launch.counted is None else NO_BEGINNING,
         )
         self._launch.recorder = self._session.enter_context(recorder)
 
