@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 from precision_align.core.errors import UsageError
 from precision_align.core.records import RunInfo
-from precision_align.recording.startpacks import StartPack, StartWriter
+from precision_align.recording.startpacks import ALL, Allowance, StartPack, StartWriter
 from precision_align.recording.tape import Clock
 from precision_align.storage.settings import Settings
 
@@ -37,6 +37,7 @@ class Beginning:
     save: Optional[Path] = None
     source: Optional[Path] = None
     checkpoint: Optional[Path] = None
+    allowance: Allowance = ALL
 
     @classmethod
     def at(cls, save: AnyPath, source: AnyPath, checkpoint: AnyPath) -> Beginning:
@@ -48,7 +49,7 @@ class Beginning:
         places = [None if path is None else Path(path).absolute() for path in (save, source, checkpoint)]
         if places[2] is not None and not places[2].is_file():
             raise UsageError(f"there is no checkpoint {checkpoint}: name the file that the script loads")
-        return cls(*places)
+        return cls(places[0], places[1], places[2])
 
     @property
     def is_asked_for(self) -> bool:
@@ -72,7 +73,9 @@ class Beginning:
         writer = None
         if self.save is not None:
             checkpoint = None if self.checkpoint is None else describe_file(self.checkpoint)
-            writer = StartWriter(self.save, info, clock, settings, overwrite=overwrite, checkpoint=checkpoint)
+            writer = StartWriter(
+                self.save, info, clock, settings, self.allowance, overwrite=overwrite, checkpoint=checkpoint
+            )
         return Start(pack, writer)
 
 

@@ -27,6 +27,7 @@ from precision_align.recording.signals import Switch
 from precision_align.recording.starting import Starter
 from precision_align.recording.tape import Tape
 from precision_align.recording.units import listen
+from precision_align.recording.visits import GradientNorms
 
 MODES_LEFT = (
     "a torch mode of the program's own was still open when the session ended: ours could not be removed; it does "
@@ -91,7 +92,7 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
     records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
-    what it begins from, and writes of its beginning.
+    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted.
     """
 
     taps: Optional[Taps] = None
@@ -103,6 +104,7 @@ class Setup:
     eager: bool = False
     after: Optional[Callable[[], None]] = None
     start: Optional[Start] = None
+    norms: bool = False
 
 
 @dataclass
@@ -119,6 +121,7 @@ class Crew:
     muted: bool = False
     eager: bool = False
     starter: Optional[Starter] = None
+    norms: Optional[GradientNorms] = None
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """The session opens."""
@@ -189,8 +192,11 @@ def gather_crew(
         members.append(BatchFacts(model, series, tape.clock))
     if setup.forcer is not None:
         members.append(setup.forcer)
+    norms = GradientNorms(series, tape.clock) if setup.norms else None
     starter = None
     if setup.start is not None and taps.draws is not None:
         starter = Starter(setup.start, taps.draws, tape, model, calls, optimizers)
         members.append(starter)
-    return Crew(tape, scales, findings, members, taps, setup.switch, setup.opened, setup.muted, setup.eager, starter)
+    return Crew(
+        tape, scales, findings, members, taps, setup.switch, setup.opened, setup.muted, setup.eager, starter, norms
+    )

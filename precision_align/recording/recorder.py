@@ -386,6 +386,8 @@ class Recorder:
     def before_step(self, recorder: OptimizerRecorder, closure: bool = False) -> None:
         """A watched optimizer is about to step; with a closure its gradients are made inside of that."""
         self._passes.passed = self._tape.clock.stepping = True
+        if self._crew.norms is not None:
+            self._tape.guard("the gradients' norm", self._crew.norms.before_update, recorder.optimizer)
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             self._tape.guard("an optimizer step", recorder.before, closure)
 

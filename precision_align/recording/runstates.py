@@ -26,7 +26,8 @@ from precision_align.storage.hashing import digest_words
 
 # How an optimizer goes about its update, not what it computes: the device's own choice stays.
 _MANNERS = frozenset({"params", "parameters", "foreach", "fused", "capturable", "differentiable"})
-_WEIGHTS = "its values are not in the pack, and the script's own differ: load {file} (sha256 {sha256:.16}...) first"
+_ABSENT = "its values are not in the pack, and the script's own differ: load the reference's checkpoint first"
+_NAMED = "its values are not in the pack, and the script's own differ: load {file} (sha256 {sha256:.16}...) first"
 
 
 def list_optimizers(model: torch.nn.Module, given: Sequence[Any]) -> list[Any]:
@@ -50,6 +51,9 @@ def save_state(writer: StartWriter, session: Tape, model: torch.nn.Module, given
         content[name] = [{"class": class_name(type(t)), "state": _keep_plain(t.state_dict())} for t in things]
     tape = writer.open(content)
     ParameterRecorder(writer.weights_tape(tape), model).record_start()
+    if not writer.allowance.state:
+        writer.lacking.add("optimizer state, as the budget was too small", f"of {len(optimizers)} optimizers")
+        return
     for index, optimizer in optimizers:
         OptimizerRecorder(tape, model, optimizer, index).record_start()
 
@@ -110,7 +114,8 @@ class StateSetter:
     def _check_hash(self, digest: bytes, tensor: torch.Tensor, what: str) -> None:
         words = Stager().stage(tensor).words
         if words is None or digest_words(words) != digest:
-            self._left.add(_WEIGHTS.format(**self._pack.content["checkpoint"]), what)
+            file = self._pack.content["checkpoint"]
+            self._left.add(_NAMED.format(**file) if file else _ABSENT, what)
 
     # Optimizers
 

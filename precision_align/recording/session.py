@@ -145,6 +145,7 @@ def start_recorder(
     eager: bool = False,
     after: Optional[Callable[[], None]] = None,
     begin: Beginning = NO_BEGINNING,
+    norms: bool = False,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
     limits.check()
@@ -176,5 +177,5 @@ def start_recorder(
     start = None if muted else begin.make(pack, info, clock, limits.storage, overwrite)
     tape = Tape(sink, plan, info.rank, clock, budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

@@ -86,7 +86,7 @@ class Starter(Companion):
         place = Place(clock.step, clock.batch, scope, self._numbers[counted], source=Source.MODULE)
         self._numbers[counted] += 1
         fed = self._feed(place, args, kwargs)
-        if self._writer is not None:
+        if self._writer is not None and clock.recording:
             self._writer.add_call(place, *(fed or (args, kwargs)))
         return fed
 
@@ -248,7 +248,8 @@ class Starter(Companion):
             state = f"state of step {self._pack.step}" if self._has_begun else "no state"
             self._tape.note(f"started from {self._pack.path}: {', '.join(filter(None, (state, done)))}")
             self._pack.dump.close()
-        unsaved = [f"the start pack lacks, {text}" for text in self._unsaved.texts()]
+        lacking = () if self._writer is None else self._writer.lacking.texts()
+        unsaved = [f"the start pack lacks {text}" for text in (*self._unsaved.texts(), *lacking)]
         if self._writer is not None:
             self._writer.close(tuple(unsaved))
         for text in (*missing, *unsaved):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -26,6 +26,7 @@ from precision_align.core.trees import Tree
 from precision_align.core.wrappers import strip_wrappers
 from precision_align.recording.fitting import load_fitting
 from precision_align.recording.plan import make_plan
+from precision_align.recording.shortfalls import Shortfalls
 from precision_align.recording.structures import flatten_call
 from precision_align.recording.tape import Clock, Place, Tape
 from precision_align.replay.values import load_tensor
@@ -36,6 +37,18 @@ from precision_align.storage.opening import open_dump
 from precision_align.storage.settings import Settings
 
 START = "start"  # in RunInfo.capture
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How much a start pack may hold: values of weights, of optimizers' state; ``rest_bytes`` of batches and masks."""
+
+    weights: bool = True
+    state: bool = True
+    rest_bytes: Optional[int] = None
+
+
+ALL = Allowance()
 
 
 class StartPack:
@@ -105,7 +118,7 @@ def _place_of(place: Place, role: Role) -> tuple[Any, ...]:
 
 
 class StartWriter:
-    """Writes a start pack beside a running session; ``limit``: bytes it may take (None: no limit).
+    """Writes a start pack beside a running session. ``lacking``: what was left out, and why.
 
     ``checkpoint``: describes the file that holds the weights; then only their hashes are kept. Raises UsageError where
     the folder is taken.
@@ -117,12 +130,15 @@ class StartWriter:
         info: RunInfo,
         clock: Clock,
         settings: Settings,
+        allowance: Allowance = ALL,
         *,
         overwrite: bool = False,
         checkpoint: Optional[Mapping[str, Any]] = None,
     ) -> None:
         self.path = str(Path(path).absolute())
-        self._settings, self._clock, self.checkpoint = settings, clock, checkpoint
+        self._settings, self._clock, self._checkpoint = settings, clock, checkpoint
+        self.allowance, self._rest_bytes = allowance, 0
+        self.lacking = Shortfalls()
         self._info = replace(info, capture={**info.capture, START: {}})
         prepare_folder(Path(self.path), self._info, overwrite=overwrite, append=False)
         self._content: dict[str, Any] = {}
@@ -135,15 +151,15 @@ class StartWriter:
 
     def open(self, content: Mapping[str, Any]) -> Tape:
         """Begin, at the first step: what is no tensor is on disk from here on."""
-        self._content = {"step": self._clock.step, "checkpoint": self.checkpoint, **content}
+        self._content = {"step": self._clock.step, "checkpoint": self._checkpoint, **content}
         self._info = replace(self._info, capture={**self._info.capture, START: self._content})
         sink = Hdf5Sink(self.path, self._info, overwrite=True, settings=self._settings)
         self.tape = Tape(sink, make_plan(payload="full"), self._info.rank, self._clock)
         return self.tape
 
     def weights_tape(self, tape: Tape) -> Tape:
-        """Where parameters go: with a checkpoint only their hashes are kept."""
-        if self.checkpoint is None:
+        """Where parameters go: with a checkpoint, or where they do not fit, only their hashes are kept."""
+        if self._checkpoint is None and self.allowance.weights:
             return tape
         return Tape(tape.sink, make_plan(payload=Tier.FINGERPRINT), tape.rank, tape.clock)
 
@@ -178,13 +194,21 @@ class StartWriter:
 
     def add_input(self, place: Place, path: str, tensor: torch.Tensor) -> None:
         """One tensor of them."""
-        if self.tape is not None:
+        if self.tape is not None and self._fits(tensor, place):
             self.tape.record(place, place.source, Phase.FORWARD, Role.INPUT, path, tensor)
 
     def add_draw(self, place: Place, tensor: torch.Tensor, extra: dict[str, Any]) -> None:
         """What was drawn."""
-        if self.tape is not None and place.pass_ is Pass.FIRST:
+        if self.tape is not None and place.pass_ is Pass.FIRST and self._fits(tensor, place):
             self.tape.record(place, Source.FUNCTION, Phase.FORWARD, Role.OUTPUT, "", tensor, extra=extra)
+
+    def _fits(self, tensor: torch.Tensor, place: Place) -> bool:
+        limit, nbytes = self.allowance.rest_bytes, tensor.numel() * tensor.element_size()
+        if limit is not None and self._rest_bytes + nbytes > limit:
+            self.lacking.add("batches and masks, as the budget was used up", f"of step {place.step}")
+            return False
+        self._rest_bytes += nbytes
+        return True
 
     def end_step(self) -> None:
         """Make the step durable."""

@@ -26,6 +26,7 @@ from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
 from precision_align.recording.structures import flatten_arguments
+from precision_align.recording.visits import Visit, divide
 from precision_align.storage.counting import CountingSink
 
 
@@ -34,8 +35,8 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``begin``: the start pack to write, or to begin from; ``dry_run``: write nothing, and end the script after its first
-    two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``visit``: a budget for all of it; ``dry_run``: write nothing,
+    and end the script after its first two recorded steps (see ``Launch.counted``).
     """
 
     path: str
@@ -51,6 +52,7 @@ class LaunchOptions:
     eager: bool = False
     dry_run: bool = False
     begin: Beginning = NO_BEGINNING
+    visit: Optional[Visit] = None
 
 
 @dataclass
@@ -144,9 +146,9 @@ class Watch:
             self._join(recorder, self._models, module)
 
     def _begin(self, model: torch.nn.Module) -> None:
-        options = self._options
         self._models = Models(model)
         self._familiarize(model)
+        options = _divide(self._options, self._models)
         recorder = start_recorder(
             self._models,
             self._path,
@@ -160,6 +162,7 @@ class Watch:
             force=options.force,
             eager=options.eager,
             begin=options.begin if self._launch.counted is None else NO_BEGINNING,
+            norms=options.visit is not None,
         )
         self._launch.recorder = self._session.enter_context(recorder)
 
@@ -206,6 +209,20 @@ class Watch:
     def _holds_parameters(self, optimizer: Any) -> bool:
         mine = {id(parameter) for parameter in self._models.parameters()} if self._models is not None else set()
         return any(id(parameter) in mine for group in parameter_groups(optimizer) for parameter in group["params"])
+
+
+def _divide(options: LaunchOptions, model: torch.nn.Module) -> LaunchOptions:
+    """The options with a visit's budget shared out, now that the model is known; says what fits."""
+    if options.visit is None:
+        return options
+    first = min(make_plan(steps=options.steps).steps or [0])
+    division = divide(model, options.visit.budget_bytes, first)
+    options.visit.tell("\n".join(division.lines()))
+    return replace(
+        options,
+        begin=replace(options.begin, allowance=division.allowance),
+        limits=replace(options.limits, budget_bytes=division.dump_bytes),
+    )
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
