@@ -40,8 +40,9 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
     run, arguments, folder = _find_program(argv)
     if not options.dry_run:
-        for folder in filter(None, (options.path, options.begin.save)):
-            _check_folder(options, Path(folder))
+        _check_folder(options, Path(options.path))
+        if options.begin.save is not None:
+            _check_folder(options, options.begin.save)
     launch = Launch() if launch is None else launch
     launch.started = True
     launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
