@@ -130,7 +130,22 @@ class DrawTap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.follow is None or is_compiling():
             return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:
+            # handled as a function, all of it would run without this mode, and what a checkpoint runs again draws too
+            with self:
+                return _run_backward(*args, **(kwargs or {}))
         return self.follow(func, args, kwargs or {})
+
+
+def _run_backward(
+    tensor: torch.Tensor,
+    gradient: Optional[torch.Tensor] = None,
+    retain_graph: Optional[bool] = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    """``Tensor.backward`` without its look for modes."""
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 class DrawFollower:

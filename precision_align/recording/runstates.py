@@ -50,7 +50,9 @@ def save_state(writer: StartWriter, session: Tape, model: torch.nn.Module, given
     for name, things in found.items():
         content[name] = [{"class": class_name(type(t)), "state": _keep_plain(t.state_dict())} for t in things]
     tape = writer.open(content)
-    ParameterRecorder(writer.weights_tape(tape), model).record_start()
+    weights = writer.weights_tape(tape)
+    ParameterRecorder(weights, model).record_start()
+    weights.hand_on()
     if not writer.allowance.state:
         writer.lacking.add("optimizer state, as the budget was too small", f"of {len(optimizers)} optimizers")
         return
@@ -79,6 +81,7 @@ class StateSetter:
     def __init__(self, pack: StartPack, model: torch.nn.Module, given: Sequence[Any], left: Shortfalls) -> None:
         self._pack, self._model, self._left = pack, model, left
         self._optimizers = list_optimizers(model, given)
+        self._unfit: set[str] = set()  # parameters whose state would not fit either
 
     def set_all(self) -> None:
         """Everything."""
@@ -98,15 +101,16 @@ class StateSetter:
             elif record.tier is Tier.FINGERPRINT:
                 self._check_hash(record.digest, item.tensor, what)
             else:
-                self._set_tensor(record, item.tensor, what)
+                self._set_tensor(record, item.tensor, strip_wrappers(item.name), what)
         for item in mine.values():
             self._left.add("it is in this model, and not in the pack: it begins as the script made it", repr(item.name))
 
-    def _set_tensor(self, record: Any, tensor: torch.Tensor, what: str) -> None:
+    def _set_tensor(self, record: Any, tensor: torch.Tensor, name: str, what: str) -> None:
         try:
             overwrite(self._pack.dump, record, tensor)
         except Unfit as error:
             self._left.add(f"it begins as the script made it, as {error}", what)
+            self._unfit.add(name)
             return
         if str(tensor.dtype) != f"torch.{record.dtype}":
             self._left.add(f"it was rounded from {record.dtype} to {str(tensor.dtype)[6:]}", what)
@@ -176,7 +180,7 @@ class StateSetter:
         for group in parameter_groups(optimizer):
             for parameter in group["params"]:
                 name = names.get(id(parameter))
-                if name is None:
+                if name is None or name in self._unfit:
                     continue
                 state: dict[str, Any] = dict(plain.get(name, {}))
                 for key, record in tensors.get(name, {}).items():
