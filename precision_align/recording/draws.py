@@ -130,22 +130,33 @@ class DrawTap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.follow is None or is_compiling():
             return func(*args, **(kwargs or {}))
-        if func is torch.Tensor.backward:
-            # handled as a function, all of it would run without this mode, and what a checkpoint runs again draws too
-            with self:
-                return _run_backward(*args, **(kwargs or {}))
         return self.follow(func, args, kwargs or {})
 
 
-def _run_backward(
-    tensor: torch.Tensor,
-    gradient: Optional[torch.Tensor] = None,
-    retain_graph: Optional[bool] = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    """``Tensor.backward`` without its look for modes."""
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+class Reentry:
+    """Backward passes run without function modes: torch takes them off for the call of ``backward``. What a checkpoint
+    runs again in there is to be followed too, so the mode goes on again with the outermost module of it.
+    """
+
+    def __init__(self, tap: DrawTap) -> None:
+        self._tap = tap
+        self._modules: list[Any] = []
+
+    def enter(self, module: Any) -> None:
+        """A module starts."""
+        if graph_task() != -1 and not self._modules and not self._is_on():
+            self._tap.__enter__()  # type: ignore[no-untyped-call]
+            self._modules.append(module)
+
+    def leave(self, module: Any) -> None:
+        """A module ends, or has raised."""
+        if self._modules and self._modules[-1] is module:
+            self._modules.pop()
+            self._tap.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _is_on(self) -> bool:
+        count = torch._C._len_torch_function_stack()
+        return any(torch._C._get_function_stack_at(index) is self._tap for index in range(count))
 
 
 class DrawFollower:

@@ -314,8 +314,8 @@ class Recorder:
                 if scope == "":
                     self._crew.start_batch(args, kwargs)
                 frames = self._calls.frames
-            elif self._starter is not None and frames:
-                self._starter.account(frames[-1].place.scope)
+            elif self._starter is not None:
+                self._starter.enter(module, frames[-1].place.scope if frames else scope)
             if clock.recording:
                 self._calls.enter(frames, module, scope, args, kwargs)
         except Exception as error:
@@ -337,7 +337,7 @@ class Recorder:
             return None
         try:
             if self._starter is not None:
-                self._starter.account(scope)
+                self._starter.leave(module, scope)
             forced = self._calls.leave(module, output)
             if self._starter is not None and not self._calls.open_frames:
                 self._starter.leave_call(output if forced is None else forced)

@@ -16,7 +16,7 @@ from precision_align.core.trees import scalars
 from precision_align.recording.beginning import Start
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.companions import Companion
-from precision_align.recording.draws import SCRIPT, DrawFollower, DrawTap
+from precision_align.recording.draws import SCRIPT, DrawFollower, DrawTap, Reentry
 from precision_align.recording.fitting import Unfit
 from precision_align.recording.masks import Mask
 from precision_align.recording.runstates import StateSetter, save_state
@@ -51,7 +51,8 @@ class Starter(Companion):
         self._set: Counter[str] = Counter()
         self._numbers: Counter[tuple[Any, ...]] = Counter()
         self._derived: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._has_begun = False
+        self._has_begun = self._feeds = False
+        self._reentry = Reentry(tap)
         self._draws = DrawFollower(tape, calls, self, self._unsaved if self._pack is None else self._left)
 
     def start(self, cleanup: ExitStack) -> None:
@@ -65,6 +66,7 @@ class Starter(Companion):
         self._derived.clear()
         self._draws.start_step()
         clock = self._tape.clock
+        self._feeds = self._pack is not None and clock.step in self._pack.steps
         if self._pack is not None and clock.step == self._pack.step and not self._has_begun:
             self._has_begun = True
             StateSetter(self._pack, self._model, self._optimizers, self._left).set_all()
@@ -94,12 +96,18 @@ class Starter(Companion):
         """A model has returned to the script: what is computed from this is no data."""
         self._mark(output)
 
-    def account(self, scope: str) -> None:
-        """A module starts or ends inside a model; see :meth:`DrawFollower.account`."""
+    def enter(self, module: torch.nn.Module, scope: str) -> None:
+        """A module starts inside another, of this scope, or alone in a backward pass."""
+        self._reentry.enter(module)
         self._draws.account(scope)
 
+    def leave(self, module: torch.nn.Module, scope: str) -> None:
+        """A module ends."""
+        self._draws.account(scope)
+        self._reentry.leave(module)
+
     def _feed(self, place: Place, args: Any, kwargs: Any) -> Optional[tuple[Any, Any]]:
-        if self._pack is None or place.step not in self._pack.steps:
+        if self._pack is None or not self._feeds:
             return None
         tree, leaves = flatten_call(args, kwargs)
         recorded, fed = self._pack.inputs(place), dict[int, torch.Tensor]()
@@ -144,7 +152,8 @@ class Starter(Companion):
     @property
     def _is_active(self) -> bool:
         clock = self._tape.clock
-        return clock.recording and clock.micro >= 0 and not clock.stepping
+        wanted = clock.recording and (self._feeds or self._writer is not None)
+        return wanted and clock.micro >= 0 and not clock.stepping
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self._is_active:
@@ -174,7 +183,7 @@ class Starter(Companion):
         )
         self._numbers[counted] += 1
         fed: dict[int, torch.Tensor] = {}
-        if self._pack is not None and place.step in self._pack.steps:
+        if self._pack is not None and self._feeds:
             recorded = self._pack.inputs(place)
             for path, tensor in data:
                 what = f"{path} of {name} in the script, step {place.step}"
@@ -207,7 +216,7 @@ class Starter(Companion):
             self._writer.add_draw(place, tensor, extra)
 
     def _find_draw(self, place: Place) -> Any:
-        if self._pack is None or place.step not in self._pack.steps:
+        if self._pack is None or not self._feeds:
             return None
         record = self._pack.draw(place)
         if record is None:

@@ -52,7 +52,10 @@ ALL = Allowance()
 
 
 class StartPack:
-    """One rank of a start pack. ``step``: the global step it begins with. Raises DumpError, UsageError."""
+    """One rank of a start pack. ``step``: the global step it begins with; ``steps``: all of which it holds batches.
+
+    Raises DumpError, UsageError.
+    """
 
     def __init__(self, path: Union[str, PathLike[str]], rank: int) -> None:
         self.path = str(Path(path).absolute())
@@ -68,16 +71,12 @@ class StartPack:
         for record in self.dump.records:
             if record.key.rank == self.rank:
                 self._found[_place(record.key)][record.key.path] = record
+        self.steps = frozenset(place[2] for place in self._found)
         self._trees = {
             (call.step, call.micro, strip_wrappers(call.scope), call.call): call.arguments
             for call in self.dump.calls
             if call.rank == self.rank
         }
-
-    @property
-    def steps(self) -> frozenset[int]:
-        """All steps of which it holds batches."""
-        return frozenset(place[2] for place in self._found)
 
     def inputs(self, place: Place) -> dict[str, TensorRecord]:
         """What was given to a call: path -> record."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from precision_align.core.dtypes import DTYPES
-from precision_align.core.errors import UsageError
+from precision_align.core.errors import NothingInCommon, UsageError
 from precision_align.core.keys import Key
 from precision_align.core.records import FUNCTION_SCOPE, OPERATOR_SCOPE, OPTIMIZER_SCOPE, Call, Point, RunInfo
 from precision_align.core.terms import Tier
@@ -231,9 +231,18 @@ class Redactor:
         return self.scope(scope) + dot + self.path(local)
 
 
-def find_key_mark(info: RunInfo) -> str | None:
-    """Which secret the hashes and names of a dump were made with: "" one that nobody has, None for a plain dump."""
-    return info.capture.get(NO_DATA)
+def require_one_secret(reference: RunInfo, candidate: RunInfo) -> None:
+    """Raise NothingInCommon where hashes and names of two runs were made in two ways: all of them would differ."""
+    ours, theirs = candidate.capture.get(NO_DATA), reference.capture.get(NO_DATA)
+    if ours != theirs or (ours is not None and not ours):
+        raise NothingInCommon(
+            "packs without data can be compared where both sides were packed with --no-data and the same --key: "
+            f"the reference {_describe_secret(theirs)}, the candidate {_describe_secret(ours)}"
+        )
+
+
+def _describe_secret(mark: str | None) -> str:
+    return "has its data" if mark is None else f"has key {mark}" if mark else "has no key"
 
 
 def _is_number(part: str) -> bool:
