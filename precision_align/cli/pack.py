@@ -17,13 +17,14 @@ from precision_align.storage.settings import format_size, parse_size
 if TYPE_CHECKING:
     from precision_align.storage.packing import Request
 
-SUMMARY = "put dumps and start packs into volumes to carry, whole, in part or without data"
+SUMMARY = "put dumps into volumes to carry: whole, part, or without data"
 
 _EPILOGUE = """\
 --no-data leaves out payloads, sketches, statistics, series, numbers and texts among arguments, paths, host, command,
 environment, source lines and notes; names of modules and arguments become stand-ins. With --key FILE (made if there is
 none; keep it, and use the same on the other side) hashes stay, under that secret, so that two such packs can be
-compared for equality; without it there are none. Nothing is sent anywhere: this tool opens no network connection.
+compared for equality, and FILE.names.json says what the
+stand-ins stand for; without it there are none. Nothing is sent anywhere: this tool opens no network connection.
 """
 
 
@@ -89,7 +90,8 @@ def _read_request(arguments: argparse.Namespace) -> Request:
     secret = None if arguments.key is None or arguments.dry_run else read_secret(arguments.key)
     redactor = Redactor(secret, arguments.keep_names) if arguments.no_data else None
     asked = [sorted(vars(arguments).items()), [str(Path(dump).resolve()) for dump in arguments.dumps]]
-    return Request(tuple(map(Path, arguments.dumps)), selection, redactor, json.dumps(asked, default=str))
+    names = Path(f"{arguments.key}.names.json") if arguments.key else None
+    return Request(tuple(map(Path, arguments.dumps)), selection, redactor, json.dumps(asked, default=str), names)
 
 
 def _read_numbers(text: str | None) -> frozenset[int] | None:

@@ -25,12 +25,15 @@ _REQUEST = "request.json"
 
 @dataclass(frozen=True)
 class Request:
-    """``redactor``: None for a pack with its data; ``asked``: what tells this request from another, as JSON."""
+    """``redactor``: None for a pack with its data; ``names``: where it writes what its stand-ins stand for; ``asked``:
+    what tells this request from another, as JSON.
+    """
 
     sources: tuple[Path, ...]
     selection: Selection
     redactor: Redactor | None
     asked: str
+    names: Path | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -101,6 +104,8 @@ def pack(request: Request, target: Path, volume_bytes: int) -> tuple[Manifest, O
         shutil.rmtree(staging, ignore_errors=True)
         for name, folder in dumps:
             rewrite_dump(folder, staging / "dumps" / name, request.selection, request.redactor)
+        if request.redactor is not None and request.names is not None:
+            request.redactor.save_names(request.names)
         _mark_staged(staging, request)
     staged = [(name, staging / "dumps" / name) for name, _ in dumps]
     done = write_volumes(list_files(staged), target, volume_bytes)

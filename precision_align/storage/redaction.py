@@ -9,6 +9,7 @@ the same reason no sketch is kept: of a tensor with fewer elements than buckets 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -101,6 +102,19 @@ class Redactor:
 
     def _hash(self, data: bytes, size: int) -> bytes:
         return hashlib.blake2b(data, key=self._secret, digest_size=size).digest()
+
+    def save_names(self, path: Path) -> None:
+        """Add stand-ins and what they stand for to a JSON file, mode 0600: who keeps the secret keeps this too."""
+        try:
+            known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+            known.update({token: text for text, token in self._known.items()})
+            with os.fdopen(create_file(path, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(json.dumps(dict(sorted(known.items())), indent=1))
+            path.chmod(0o600)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the names cannot be written to {path}: {error}; remove it, or name another key"
+            ) from error
 
     def _token(self, text: str) -> str:
         found = self._known.get(text)

@@ -321,6 +321,9 @@ def test_nothing_planted_is_in_a_pack_without_data(planted: Path, tmp_path: Path
     if words:
         assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
         assert (tmp_path / "key").read_bytes() not in carried
+        names = json.loads((tmp_path / "key.names.json").read_text())
+        scope = after.records[0].key.scope
+        assert [names.get(part, part) for part in scope.split(".")] == before.records[0].key.scope.split(".")
         assert main([*command[:3], str(tmp_path / "again"), *command[4:]]) == 0
         assert list_files(volumes) == list_files(tmp_path / "again"), "the same key gives the same pack"
 
