@@ -128,7 +128,7 @@ class DrawTap(TorchFunctionMode):
         self.follow: Optional[Callable[[Any, Any, Any], Any]] = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.follow is None or is_compiling():
+        if is_compiling() or self.follow is None:  # a compiler traces modes into its graph
             return func(*args, **(kwargs or {}))
         return self.follow(func, args, kwargs or {})
 
