@@ -1,9 +1,10 @@
 """Dumps on object stores and other places with an address, such as ``s3://bucket/run``, read over fsspec.
 
 Finished files never change, so their bytes are kept in blocks: small reads share the request of their block, since a
-dump's payloads lie packed in the order in which they were recorded; blocks that miss next to each other come with one
-request, and of a large payload just what is missing. Credentials and endpoints are fsspec's: its configuration files
-and environment variables, such as FSSPEC_S3_ENDPOINT_URL.
+dump's payloads lie packed in the order in which they were recorded. Blocks that miss next to each other come with one
+request, of a large payload just what is missing, and whoever reads on in order gets ever more with each request.
+Credentials and endpoints are fsspec's: its configuration files and environment variables, such as
+FSSPEC_S3_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from precision_align.core.errors import DumpError, Unavailable
 # One request costs some ten milliseconds on an object store, about what a mebibyte takes on the way.
 BLOCK_BYTES = 1 << 20
 # Of all files of one dump, per file: a step's small tensors fit, and memory stays small beside a training's.
-_KEPT_BLOCKS = 32
+_KEPT_BLOCKS = 64
+# A reader that goes on where it was is given ever more at once, up to this.
+_MOST_AHEAD = 16
 
 
 def find_place(path: Any) -> Any:
@@ -84,6 +87,7 @@ class RemoteFile(io.RawIOBase):
             self.size = int(self._fs.info(self._path)["size"])
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._position = 0
+        self._end = self._ahead = 0
 
     def read_range(self, offset: int, nbytes: int) -> Array:
         """uint8[nbytes] in fresh memory. Raises OSError where that lies outside the file."""
@@ -115,6 +119,10 @@ class RemoteFile(io.RawIOBase):
         if start in self._blocks:
             self._blocks.move_to_end(start)
             return self._blocks[start]
+        self._ahead = min(max(1, 2 * self._ahead), _MOST_AHEAD) if start == self._end else 0
+        while stop * BLOCK_BYTES < self.size and stop < start + self._ahead and stop not in self._blocks:
+            stop += 1
+        self._end = stop
         end = min(stop * BLOCK_BYTES, self.size)
         with _translating(self._place):
             content: bytes = self._fs.cat_file(self._path, start=start * BLOCK_BYTES, end=end)
