@@ -252,8 +252,8 @@ class DrawFollower:
                 result = compose(mask)
                 self._keeper.keep_draw(place, mask.keep, {"p": p, "kernel": mask.kernel})
                 return result
-            except ValueError as error:
-                self._left.add(str(error), f"{kind} of {place.scope!r}")
+            except Exception as error:  # whatever it is, training goes on with a mask of its own
+                self._left.add(f"an own mask was drawn, as {error}", f"{kind} of {place.scope!r}")
         with Glimpse() as glimpse:
             result = run()
         self._settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.recording.shards import describe_shard, local_shard
 from precision_align.recording.staging import untouched
@@ -16,15 +17,20 @@ class Unfit(Exception):
     """A recorded tensor cannot take this place; the text says why."""
 
 
+def load(dump: Dump, record: TensorRecord) -> torch.Tensor:
+    """A recorded tensor on the CPU. Raises Unfit."""
+    try:
+        return load_tensor(dump, record)
+    except (NotReplayable, DumpError) as error:
+        raise Unfit(str(error)) from error
+
+
 def load_fitting(dump: Dump, record: TensorRecord, like: torch.Tensor) -> torch.Tensor:
     """A recorded tensor on the device and in the dtype of ``like``, of its shape; no view of anything. Raises Unfit."""
     if tuple(record.shape) != tuple(like.shape):
         raise Unfit(f"its shape is {tuple(record.shape)} in the reference")
-    try:
-        with untouched():
-            return load_tensor(dump, record).to(like.device, like.dtype).clone()
-    except NotReplayable as error:
-        raise Unfit(str(error)) from error
+    with untouched():
+        return load(dump, record).to(like.device, like.dtype).clone()
 
 
 def overwrite(dump: Dump, record: TensorRecord, tensor: torch.Tensor) -> None:

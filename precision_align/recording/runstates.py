@@ -21,7 +21,6 @@ from precision_align.recording.shortfalls import Shortfalls
 from precision_align.recording.staging import Stager, untouched
 from precision_align.recording.startpacks import StartPack, StartWriter
 from precision_align.recording.tape import Tape
-from precision_align.replay.replayability import NotReplayable
 from precision_align.storage.hashing import digest_words
 
 # How an optimizer goes about its update, not what it computes: the device's own choice stays.
@@ -193,7 +192,7 @@ class StateSetter:
         """Where torch's own ``load_state_dict`` would put it: counters stay on the CPU unless the kernel reads them."""
         try:
             value = self._pack.load(record)
-        except NotReplayable as error:
+        except Unfit as error:
             self._left.add(str(error), f"{key} of {name!r}")
             return None
         follows = record.device != "cpu" or self._pack.info.device == "cpu"

@@ -26,7 +26,6 @@ from precision_align.recording.startpacks import StartPack
 from precision_align.recording.structures import flatten_arguments, flatten_call
 from precision_align.recording.substitution import substitute
 from precision_align.recording.tape import Place, Tape
-from precision_align.replay.replayability import NotReplayable
 
 
 class Starter(Companion):
@@ -69,6 +68,8 @@ class Starter(Companion):
         self._feeds = self._pack is not None and clock.step in self._pack.steps
         if self._pack is not None and clock.step == self._pack.step and not self._has_begun:
             self._has_begun = True
+            if self._pack.rank != self._tape.rank:
+                self._left.add("the pack has no such rank", f"rank {self._tape.rank} began as rank {self._pack.rank}")
             StateSetter(self._pack, self._model, self._optimizers, self._left).set_all()
         if self._writer is not None and clock.recording and not self._writer.is_open:
             save_state(self._writer, self._tape, self._model, self._optimizers)
@@ -135,7 +136,7 @@ class Starter(Companion):
                     self._left.add(f"it was rounded from {value.dtype} to {tensor.dtype}", what)
                     value = value.to(tensor.dtype)
                 value = value.to(tensor.device)
-        except NotReplayable as error:
+        except Unfit as error:
             self._left.add(f"the script's own was used, as {error}", what)
             return
         self._set["batch tensors"] += 1
@@ -170,7 +171,11 @@ class Starter(Companion):
         # numbers are no batch: a gradient scaler multiplies the loss by one, which is state
         data = [(path, tensor) for path, tensor in leaves if tensor.dim() and self._is_data(tensor)]
         if data and not any(tensor.requires_grad for _, tensor in data):
-            args, kwargs = self._feed_function(getattr(func, "__name__", str(func)), data, args, kwargs)
+            name = getattr(func, "__name__", str(func))
+            try:
+                args, kwargs = self._feed_function(name, data, args, kwargs)
+            except Exception as error:  # of ours: training goes on with the script's own
+                self._tape.excuse(f"what {name} was given", error)
         result = self._draws.run(func, args, kwargs)
         self._mark(result)
         return result
@@ -213,7 +218,7 @@ class Starter(Companion):
     def keep_draw(self, place: Place, tensor: torch.Tensor, extra: dict[str, Any]) -> None:
         """Take what was drawn into the pack that is written."""
         if self._writer is not None:
-            self._writer.add_draw(place, tensor, extra)
+            self._tape.guard(f"the draw {_name_draw(place)}", self._writer.add_draw, place, tensor, extra)
 
     def _find_draw(self, place: Place) -> Any:
         if self._pack is None or not self._feeds:
@@ -233,9 +238,14 @@ class Starter(Companion):
                 f"p is {record.extra['p']} in the pack and {p} here: an own mask was drawn", _name_draw(place)
             )
             return None
+        try:
+            with untouched():
+                mask = Mask(self._pack.load(record), p, record.extra["kernel"])
+        except Unfit as error:
+            self._left.add(f"an own mask was drawn, as {error}", _name_draw(place))
+            return None
         self._set["masks"] += 1
-        with untouched():
-            return Mask(self._pack.load(record), p, record.extra["kernel"])
+        return mask
 
     def fill_draw(self, place: Place, tensor: torch.Tensor) -> None:
         """Put the reference's numbers into a tensor that was just drawn."""

@@ -24,12 +24,11 @@ from precision_align.core.records import Call, RunInfo, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.core.trees import Tree
 from precision_align.core.wrappers import strip_wrappers
-from precision_align.recording.fitting import load_fitting
+from precision_align.recording.fitting import load, load_fitting
 from precision_align.recording.plan import make_plan
 from precision_align.recording.shortfalls import Shortfalls
 from precision_align.recording.structures import flatten_call
 from precision_align.recording.tape import Clock, Place, Tape
-from precision_align.replay.values import load_tensor
 from precision_align.storage.base import Dump
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.hdf5 import Hdf5Sink
@@ -99,8 +98,8 @@ class StartPack:
                     yield ".".join(filter(None, (record.key.scope, local))), path, record
 
     def load(self, record: TensorRecord) -> torch.Tensor:
-        """A recorded tensor on the CPU. Raises NotReplayable."""
-        return load_tensor(self.dump, record)
+        """A recorded tensor on the CPU. Raises Unfit."""
+        return load(self.dump, record)
 
     def load_like(self, record: TensorRecord, like: torch.Tensor) -> torch.Tensor:
         """A recorded tensor as another one is. Raises Unfit."""

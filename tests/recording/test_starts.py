@@ -215,6 +215,23 @@ def test_a_checkpoint_stands_for_the_weights(tmp_path):
     assert "load weights.pt (sha256 " in told
 
 
+def test_a_pack_that_is_damaged_or_lacks_a_rank_never_ends_training(tmp_path):
+    train(1, tmp_path / "reference", make=Small, save_start=tmp_path / "start", steps=1)
+    (part,) = (tmp_path / "start").rglob("*.h5")
+    words = bytearray(part.read_bytes())
+    offset = words.index(open_dump(tmp_path / "start").payload(find_mask(tmp_path / "start").key).tobytes())
+    words[offset] ^= 1
+    part.write_bytes(words)
+    dump, _, told = train(2, tmp_path / "candidate", make=Small, start_from=tmp_path / "start", steps=1, rank=1)
+    assert "does not fit its hash" in told
+    assert "rank 1 began as rank 0" in told
+    assert {record.key.step for record in dump.records} == {0}
+
+
+def find_mask(pack):
+    return next(record for record in open_dump(pack).records if record.key.op == "dropout")
+
+
 def test_a_plain_dump_is_no_start_pack(tmp_path):
     train(1, tmp_path / "plain", make=Small)
     with pytest.raises(UsageError, match="no start pack"):
