@@ -252,7 +252,7 @@ class DrawFollower:
                 result = compose(mask)
                 self._keeper.keep_draw(place, mask.keep, {"p": p, "kernel": mask.kernel})
                 return result
-            except Exception as error:  # whatever it is, training goes on with a mask of its own
+            except (TypeError, ValueError) as error:  # no others: a checkpoint ends what it runs again with one
                 self._left.add(f"an own mask was drawn, as {error}", f"{kind} of {place.scope!r}")
         with Glimpse() as glimpse:
             result = run()
