@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import run_python
 from torch import nn
@@ -87,6 +87,7 @@ def test_two_runs_with_one_budget_keep_the_same_tensors(record):
     assert tiers[0] == tiers[1]
 
 
+@settings(max_examples=40)  # each writes and reads a file
 @given(
     payload=st.dictionaries(st.text(max_size=8), st.sampled_from([str(t) for t in Tier]), max_size=4),
     steps=st.none() | st.just("3,10-12"),
