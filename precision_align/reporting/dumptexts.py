@@ -1,12 +1,8 @@
-"""The texts of the verbs that make dumps into something else, in English and Chinese; see ``languages``."""
+"""The texts of the verbs that carry dumps, in English and Chinese; see ``languages``."""
 
 from __future__ import annotations
 
 DUMPS = {
-    "verb.certify": (
-        "add float64 goldens and noise floors to a reference's dump",
-        "为参考转储添加 float64 基准值与噪声下限",
-    ),
     "verb.pack": (
         "put dumps into volumes to carry: whole, part, or without data",
         "把转储装成便于携带的分卷：完整、部分或不含数据",
@@ -26,13 +22,4 @@ DUMPS = {
     ),
     "unpack.done": ("{files} files, {size}, all hashes right: {dump}", "{files} 个文件，{size}，哈希全部正确：{dump}"),
     "unpack.next": ("next: {command}", "下一步：{command}"),
-    "certify.done": (
-        "{records} records certified in {files} files beside the dump's steps",
-        "已为 {records} 条记录写入证书，共 {files} 个文件，位于转储的步骤文件旁",
-    ),
-    "certify.skipped": ("not certified, {count} calls: {reason}", "未生成证书，{count} 次调用：{reason}"),
-    "certify.next": (
-        "next: precision-align compare {dump} CANDIDATE (best a candidate that was forced from {dump})",
-        "下一步：precision-align compare {dump} 候选转储（最好是由 {dump} 强制输入的候选运行）",
-    ),
 }
