@@ -6,8 +6,9 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -128,6 +129,27 @@ class Engine:
         load = import_module("precision_align.replay.values").load_tensor
         return {path: load(self._reference.dump, record) for path, record in partner.outputs.items()}
 
+    def measure_share(self, index: int, count: int, progress: Progress | None = None) -> None:
+        """Do the slow part of one of ``count`` shares of the walk (from 0), for the journal alone.
+
+        Shares are contiguous in the walk and of about equal numbers of elements, so that a share is whole steps and
+        ranks where there are many. Every share together is all that :meth:`run` measures and replays.
+        """
+        nodes = self.candidate.nodes
+        mine = [node for node, share in zip(nodes, share_out(nodes, count)) if share == index]
+        last = {(node.unit.rank, node.unit.step): node for node in nodes}
+        for done, node in enumerate(mine, 1):
+            self._forward.judge(node)
+            self._backward.judge(node)
+            rank, step = node.unit.rank, node.unit.step
+            if last[rank, step] is node:
+                partner = self._find_partner_step(rank, step)
+                self._state.judge_start(rank, step, partner, False)
+                self._totals.judge(rank, step, partner)
+                self._state.judge_step(rank, step, partner)
+            if progress is not None:
+                progress(done, len(mine))
+
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""
         pairs = self._alignment.pairs.items()
@@ -193,6 +215,16 @@ class Engine:
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
         return list(dict.fromkeys(notes))
+
+
+def share_out(nodes: Sequence[Node], count: int) -> list[int]:
+    """For each node the share it belongs to: its middle's place among all elements of all tensors."""
+    sizes = [1 + sum(math.prod(record.shape) for record in node.tensors.values()) for node in nodes]
+    total, passed, shares = sum(sizes), 0, []
+    for size in sizes:
+        shares.append((2 * passed + size) * count // (2 * total))
+        passed += size
+    return shares
 
 
 __all__ = ["Comparison", "Engine", "Unit"]

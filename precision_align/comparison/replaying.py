@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from precision_align.alignment.names import align_names, strip_wrappers
+from precision_align.alignment.names import align_names
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
 from precision_align.comparison.journals import Journal
@@ -20,6 +20,7 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
+from precision_align.core.wrappers import strip_wrappers
 from precision_align.numerics.judgement import Judgement
 from precision_align.replay.replayability import NotReplayable, find_obstacle
 
@@ -102,15 +103,23 @@ class ReplayProvider:
         """(owner -> judgement, "") of an optimizer step (a replay.updates.Update), or ({}, why not)."""
         if self.reason:
             return {}, self.reason
+        place = ("update", *sorted(str(record.key) for record in update.after.values())[:1])
+        known = self._journal.recall(*place)
+        if known is None:
+            known = self._try_update(update)
+            self._journal.keep(known, *place)
+        reason, results = known
+        return {((owner[0], owner[1]), name): _decode_judgement(found) for owner, name, found in results}, reason
+
+    def _try_update(self, update: Any) -> list[Any]:
+        """[why not or "", [[owner, name, judgement], ...]] as JSON."""
         try:
-            found: Mapping[Any, Judgement] = import_module("precision_align.replay.updates").judge_update(
-                self._alignment.candidate.dump, update
-            )
+            found = import_module("precision_align.replay.updates").judge_update(self._alignment.candidate.dump, update)
         except NotReplayable as error:
-            return {}, str(error)
+            return [str(error), []]
         except Exception as error:
-            return {}, _describe(error)
-        return found, ""
+            return [_describe(error), []]
+        return ["", [[*place, _encode_judgement(judgement)] for place, judgement in found.items()]]
 
     def search_updates(self, update: Any, place: Any) -> tuple[Array, list[tuple[str, str, Array]]] | None:
         """(golden, variants that come near) of one result of an optimizer step, ``place`` its owner and name; None
@@ -243,27 +252,25 @@ def _describe(error: BaseException) -> str:
     return f"the replay raised {type(error).__name__}: {first[:160]}"
 
 
+def _encode_judgement(found: Judgement) -> list[Any]:
+    return [found.status, found.why, dict(found.metrics), found.limit and astuple(found.limit)]
+
+
+def _decode_judgement(values: Sequence[Any]) -> Judgement:
+    status, why, metrics, limit = values
+    return Judgement(Status(status), why, metrics, limit and Limit(*limit))
+
+
 def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
     return [
-        [
-            *place,
-            found.status,
-            found.why,
-            dict(found.metrics),
-            found.limit and astuple(found.limit),
-            record and str(record.key),
-        ]
-        for place, (found, record) in verdicts.items()
+        [*place, _encode_judgement(found), record and str(record.key)] for place, (found, record) in verdicts.items()
     ]
 
 
 def _decode_verdicts(targets: list[Any], find: Callable[[str], TensorRecord]) -> Verdicts:
     return {
-        (child, path): (
-            Judgement(Status(status), why, metrics, limit and Limit(*limit)),
-            None if key is None else find(key),
-        )
-        for child, path, status, why, metrics, limit, key in targets
+        (child, path): (_decode_judgement(judgement), None if key is None else find(key))
+        for child, path, judgement, key in targets
     }
 
 

@@ -61,3 +61,13 @@ def test_the_candidate_is_left_as_the_runs_left_it():
         assert torch.equal(left, right), name
     for left, right in zip(cured.parameters(), plain.parameters()):
         assert torch.equal(left.grad, right.grad)
+
+
+def test_a_search_for_the_cause_that_breaks_costs_the_guess_alone(monkeypatch):
+    def break_down(*_, **__):
+        raise ValueError("odd code")
+
+    monkeypatch.setattr("precision_align.divergence.locating.explain", break_down)
+    report = pa.lockstep(make(), make(1), DATA)
+    assert (report.first.scope, report.first.explanations) == ("2", ())
+    assert any("cause was not searched" in note and "odd code" in note for note in report.notes)
