@@ -38,6 +38,7 @@ from precision_align.replay.slots import (
     list_flag_differences,
     list_forward_slots,
     list_sources,
+    pick,
     take_outside_parts,
 )
 from precision_align.replay.ties import Change, are_ties, excuse_near_ties
@@ -387,14 +388,6 @@ class CallJudging:
 def _measure_distance(left: Array, right: Array) -> float:
     with np.errstate(invalid="ignore"):
         return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
-
-
-def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
-    if child >= 0:
-        return run.given.get((child, path))
-    if path.startswith("after."):
-        return run.buffers.get(path[len("after.") :])
-    return run.outputs.get(path)
 
 
 def _compare_kinds(actual: str, expected: str) -> Optional[Judgement]:

@@ -19,6 +19,15 @@ Slot = tuple[int, str, Optional[TensorRecord]]  # child call (-1: the call itsel
 ROUNDINGS = 16.0  # of a number computed from a tensor in its own dtype: a reduction and a few operations after it
 
 
+def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
+    """One result of an execution by child call and path; None where it has none."""
+    if child >= 0:
+        return run.given.get((child, path))
+    if path.startswith("after."):
+        return run.buffers.get(path[len("after.") :])
+    return run.outputs.get(path)
+
+
 def list_forward_slots(node: Recorded, native: Execution) -> list[Slot]:
     """What the call gave to its children, its outputs, and the buffers it changed."""
     slots: list[Slot] = []
