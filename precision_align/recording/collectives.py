@@ -79,6 +79,7 @@ class _Running:
     training: bool
     line: str
     work: Any = None
+    landed: bool = False  # waiting for it copied the result into its outputs
 
 
 class CollectiveTap(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ class CollectiveRecorder(Companion):
     def __init__(self, tape: Tape, calls: CallRecorder, tap: CollectiveTap) -> None:
         self._tape, self._calls, self._tap = tape, calls, tap
         self._numbers: Counter[tuple[Any, ...]] = Counter()
-        self._sequence: Counter[Group] = Counter()
+        self._sequence: Counter[tuple[Any, ...]] = Counter()
         self._pending: dict[int, list[_Running]] = defaultdict(list)
         self._lock = threading.RLock()
 
@@ -136,7 +137,7 @@ class CollectiveRecorder(Companion):
         kind = name_kind(func)
         waits = not kind and "wait_tensor" in str(func)
         if self._pending and (kind or reads(func)):
-            self._tape.guard("a collective's outputs", self._take_used, args, kwargs)
+            self._tape.guard("a collective's outputs", self._take_used, args, kwargs, is_copy(func))
         running = self._attempt(func, kind, args, kwargs) if kind else None
         result = func(*args, **kwargs)
         if waits:
@@ -161,10 +162,12 @@ class CollectiveRecorder(Companion):
         top = frames[-1] if frames else None
         phase = self._find_phase(top is not None)
         inputs, outputs = split_tensors(kind, named)
+        root = next((int(named[name]) for name in _ROOTS if isinstance(named.get(name), int)), None)
+        paired = (kind, root) if kind in ("send", "recv") else ()  # only two ranks count these
         with self._lock:
             place = self._place(kind, top, phase)
-            sequence = self._sequence[group]
-            self._sequence[group] += 1
+            sequence = self._sequence[group, paired]
+            self._sequence[group, paired] += 1
         tree, leaves = flatten_arguments(inputs)
         description = {
             "kind": kind,
@@ -173,7 +176,7 @@ class CollectiveRecorder(Companion):
             "group": group.name,
             "sequence": sequence,
             "dtype": str(leaves[0][1].dtype).replace("torch.", "") if leaves else "",
-            "root": next((int(named[name]) for name in _ROOTS if isinstance(named.get(name), int)), None),
+            "root": root,
             "splits": [list(named.get(f"{side}_split_sizes") or ()) for side in ("input", "output")],
         }
         clock = self._tape.clock
@@ -222,14 +225,17 @@ class CollectiveRecorder(Companion):
             for storage in storages:
                 self._pending[storage].append(running)
 
-    def _take_used(self, args: Any, kwargs: Any) -> None:
-        """Finish those whose outputs are among these arguments."""
-        for tensor in _list_tensors((*args, *kwargs.values())):
+    def _take_used(self, args: Any, kwargs: Any, copies: bool = False) -> None:
+        """Finish those whose outputs are among these arguments; a copy into one may be the waiting itself (gloo)."""
+        for index, tensor in enumerate(_list_tensors((*args, *kwargs.values()))):
             key = storage_of(tensor)
             if key is None or key.cdata not in self._pending:
                 continue
             with self._lock:
-                for running in self._pending.pop(key.cdata, ()):
+                for running in list(self._pending[key.cdata]):
+                    if copies and index == 0 and not running.landed and not _is_done(running.work):
+                        running.landed = True
+                        continue
                     self._forget(running)
                     self._finish(running, waited=True)
 
@@ -241,7 +247,7 @@ class CollectiveRecorder(Companion):
 
     def _finish(self, running: _Running, waited: bool = False) -> None:
         tree, leaves = flatten_arguments(running.outputs)
-        if waited or _is_done(running.work):
+        if waited or running.landed or not leaves or _is_done(running.work) is not False:
             if any(not tensor.is_cpu for _, tensor in leaves):
                 self._tape.forget_copies()  # collectives write without counting as a new version
             for path, tensor in leaves:
@@ -311,6 +317,11 @@ def reads(func: Any) -> bool:
     return getattr(func, "namespace", "") not in _NAMESPACES and computes(func)
 
 
+def is_copy(func: Any) -> bool:
+    """Whether an operator only overwrites its first argument."""
+    return str(getattr(getattr(func, "_schema", None), "name", "")) in ("aten::copy_", "aten::_foreach_copy_")
+
+
 def name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an operator by their names in its schema."""
     names = [argument.name for argument in func._schema.arguments]
@@ -360,7 +371,9 @@ def _list_tensors(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _is_done(work: Any) -> bool:
-    """Whether a collective is known to have ended; one whose handle this torch cannot open is taken to have."""
+def _is_done(work: Any) -> Optional[bool]:
+    """Whether a collective has ended; None where this torch cannot open its handle."""
     unbox = getattr(getattr(torch.distributed, "Work", None), "unbox", None)
-    return work is None or unbox is None or bool(unbox(work).is_completed())
+    if work is None or unbox is None:
+        return None
+    return bool(unbox(work).is_completed())
