@@ -42,6 +42,7 @@ def check_health(
     explained = {finding.place for finding in reduced}
     findings = [
         *find_origin(facts),
+        *check_collectives(groups, facts),
         *check_inputs(facts),
         *check_updates(facts),
         *check_gradients(facts),
@@ -50,7 +51,6 @@ def check_health(
         *(one for one in check_replicas(facts, groups, replicas) if not _repeats(one, explained)),
         *reduced,
         *check_peers(facts, groups, replicas),
-        *check_collectives(groups, facts),
     ]
     if reference is not None:
         other = gather_facts(_open(reference))
@@ -67,7 +67,7 @@ def check_health(
 
 def _repeats(finding: Finding, explained: Set[str]) -> bool:
     """Whether a gradient that differs between replicas is explained by what its reduction did."""
-    return finding.code == "replica gradients" and finding.place in explained
+    return finding.code == "replica gradients" and bool({finding.place, ""} & explained)
 
 
 def _open(dump: Dump | str | os.PathLike[str]) -> Dump:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -165,13 +165,16 @@ def _check_step(fits: Sequence[Fit], weights: Weights, groups: Groups) -> Iterat
     by_name: dict[str, list[Fit]] = defaultdict(list)
     for fit in fits:
         by_name[fit.name].append(fit)
-    even: list[Fit] = []
-    for members in by_name.values():
-        finding = _name_absence(members) or _name_weighting(members, weights)
-        if finding is not None:
-            yield finding
-        even += [fit for fit in members if finding is None and fit.combination.uniform is not None]
+    found = {name: _name_absence(members) or _name_weighting(members, weights) for name, members in by_name.items()}
+    yield from _gather([finding for finding in found.values() if finding is not None], len(found))
+    even = [fit for fit in fits if found[fit.name] is None and fit.combination.uniform is not None]
     yield from _check_scales(even, weights, groups)
+
+
+def _gather(findings: Sequence[Finding], count: int) -> Sequence[Finding]:
+    """One finding for all parameters where each has the same, else one a parameter."""
+    alike = {(one.code, one.rank, one.values["group"]) for one in findings}
+    return [replace(findings[0], place="")] if len(alike) == 1 and len(findings) == count > 1 else findings
 
 
 def _name_absence(members: Sequence[Fit]) -> Finding | None:
@@ -223,10 +226,11 @@ def _check_scales(even: Sequence[Fit], weights: Weights, groups: Groups) -> Iter
     """Coefficients that all contributions share: against the other parameters', against 1 and 1/R, by the tokens."""
     if not even:
         return
-    by_group: dict[str, list[Fit]] = defaultdict(list)
+    by_group: dict[tuple[str, int], list[Fit]] = defaultdict(list)
     for fit in even:
-        by_group[fit.group].append(fit)
-    for fits in by_group.values():
+        by_group[fit.group, fit.rank].append(fit)
+    told: set[tuple[str, str]] = set()
+    for (group, _), fits in sorted(by_group.items()):
         usual = median(_scale(fit) for fit in fits)
         odd = [fit for fit in fits if abs(_scale(fit) / usual - 1) > 0.02]
         for fit in odd if len(odd) < len(fits) else ():
@@ -235,7 +239,8 @@ def _check_scales(even: Sequence[Fit], weights: Weights, groups: Groups) -> Iter
             yield Finding(code, Severity.FAULT, fit.step, fit.rank, fit.name, values=values)
         usual_fit = min(fits, key=lambda fit: abs(_scale(fit) - usual))
         finding = _judge_usual(usual_fit, weights, groups)
-        if finding is not None:
+        if finding is not None and (group, finding.code) not in told:
+            told.add((group, finding.code))
             yield finding
 
 
