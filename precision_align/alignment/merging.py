@@ -85,7 +85,7 @@ class MergedDump(DumpView):
 
     def __init__(self, dump: Dump, reference: Dump, layouts: Layouts | None = None) -> None:
         self._dump = dump
-        self.path = getattr(dump, "path", "")
+        self.source, self.path = dump, getattr(dump, "path", "")
         self.source_ranks = list(dump.ranks)
         merger = _Merger(dump, reference, layouts or Layouts())
         self._rank = merger.rank
@@ -171,6 +171,10 @@ class MergedDump(DumpView):
     def close(self) -> None:
         """Close the ranks' files."""
         self._dump.close()
+
+    def is_worst(self, text: str) -> bool:
+        """Whether a record stands for replicas that differ. Raises KeyError."""
+        return UNEQUAL in self._recipes[self.position(text)].placements
 
     def find_owners(self, text: str) -> Array:
         """For each element of a record the rank that it comes from, -1 where it is a sum. Raises KeyError."""

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'step{step}/{scope}.{role}.{path}', or a TOML file",
     )
     parser.add_argument(
+        "--layout",
+        metavar="FILE",
+        help="how the tensors of a candidate on several ranks lie, against a reference of one device: a TOML file with "
+        "[mesh] and [tensors], such as 'blocks.*.mlp' = 'b s h[tp]'; by default from DTensors and by content",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
@@ -115,7 +121,7 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
         return _compare(reference, candidate, arguments, replay, Journal())
     from precision_align.workflows.resuming import open_journal
 
-    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    sides = {"rules": arguments.rules, "naming": arguments.naming, "layout": arguments.layout}
     with open_journal(arguments.output[0], reference, candidate, **sides) as journal:
         if journal.num_known:
             print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
@@ -146,6 +152,7 @@ def _compare(
             replay=replay,
             library=arguments.library,
             naming=arguments.naming,
+            layout=arguments.layout,
             progress=progress,
             reading=reading,
             journal=journal,
