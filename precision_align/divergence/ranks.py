@@ -15,16 +15,22 @@ from precision_align.core.results import Divergence, Findings
 from precision_align.core.terms import Source
 from precision_align.storage.base import Dump
 
+EQUAL, ALONE = "equal on all ranks", " on rank "
 _ALONE = 4.0  # times the error of every other rank: then this one has the fault; noise of equal shards stays below two
 
 
 def name_ranks(findings: Findings, engine: Engine, merged: MergedDump, reference: Dump) -> Findings:
     """The same findings, each divergence with the rank that it sits on and a word on the others."""
-    frontier = [_name_rank(found, engine, merged, reference) for found in findings.frontier]
+    named = [_name_rank(found, engine, merged, reference) for found in findings.frontier]
     if findings.first is None:
         return findings
-    first = replace(findings.first, rank=frontier[0].rank, evidence=frontier[0].evidence)
-    return replace(findings, first=first, frontier=[first, *frontier[1:]])
+    first = named[0]
+    if EQUAL in first.evidence:  # made on one rank and summed up: its other pass may tell
+        telling = [one for one in named[1:] if one.scope == first.scope and ALONE in one.evidence]
+        for one in telling[:1]:
+            text = f"{first.evidence}; the error of its {one.phase} pass sits{ALONE}{one.rank}"
+            first = replace(first, rank=one.rank, evidence=text)
+    return replace(findings, first=first, frontier=[first, *named[1:]])
 
 
 def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference: Dump) -> Divergence:
@@ -37,10 +43,10 @@ def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference:
         return found
     ranks = [int(rank) for rank in np.unique(owners)]
     if ranks == [-1]:
-        return replace(found, evidence=f"{found.evidence}; a sum over the ranks")
+        return replace(found, evidence=f"{found.evidence}; {EQUAL}, a sum over them")
     if len(ranks) == 1:
         alone = set(merged.source_ranks) - set(ranks) and merged.is_worst(found.key)
-        text = f"; rank {ranks[0]} is furthest off, its replicas differ" if alone else "; equal on all ranks"
+        text = f"; rank {ranks[0]} is furthest off, its replicas differ" if alone else f"; {EQUAL}"
         return replace(found, rank=ranks[0], evidence=found.evidence + text)
     errors = _measure_errors(found, engine, merged, reference)
     if errors is None or errors.shape != owners.shape:
@@ -48,8 +54,8 @@ def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference:
     each = {rank: float(np.linalg.norm(errors[owners == rank])) for rank in ranks}
     worst = max(each, key=lambda rank: each[rank])
     rest = max(error for rank, error in each.items() if rank != worst)
-    where = f"on rank {worst}" if each[worst] > _ALONE * rest else f"on ranks {','.join(map(str, ranks))}"
-    return replace(found, rank=worst, evidence=f"{found.evidence}; the error sits {where}")
+    where = f"{ALONE}{worst}" if each[worst] > _ALONE * rest else f" on ranks {','.join(map(str, ranks))}"
+    return replace(found, rank=worst, evidence=f"{found.evidence}; the error sits{where}")
 
 
 def _measure_errors(found: Divergence, engine: Engine, merged: MergedDump, reference: Dump) -> Array | None:

@@ -1,4 +1,7 @@
-"""Real gloo process groups, forked from a parent that has torch loaded: one start for many trainings."""
+"""Real gloo process groups, forked from a server that has torch loaded: one start for many trainings.
+
+Not from the test process: autograd does not work in a fork of a process that has run a backward pass.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ def run_ranks(world, folder, work, *arguments, timeout=240):
     """Call ``work(rank, world, folder, *arguments)`` in as many processes; raises with the first traceback."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "precision_align.recording.session", work.__module__])
     processes = [context.Process(target=_serve, args=(r, world, folder, work, arguments)) for r in range(world)]
     for process in processes:
         process.start()
