@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from precision_align.alignment.layouts import REPLICATE, Grid, Layouts, Placements
-from precision_align.core.dtypes import Array
+from precision_align.alignment.layouts import REPLICATE, Cells, Grid, Layouts, Placements
 from precision_align.core.errors import UsageError
 from precision_align.storage.base import Dump
 
@@ -51,7 +50,7 @@ def _stack(lines: Sequence[Grid], ranks: Sequence[int]) -> Grid | None:
     return Grid(np.array(sorted(unique)), ("", name))
 
 
-def find_known(records: Array, grid: Grid) -> Placements | None:
+def find_known(records: Cells, grid: Grid) -> Placements | None:
     """The placements of a distributed tensor on the grid; None where it is not one, or its mesh is no part of that."""
     shard = records.flat[0].extra.get("shard")
     if shard is None:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from precision_align.alignment.layouts import PARTIAL, REPLICATE, UNEQUAL, Placements, assemble, shard_dimension
+from precision_align.alignment.layouts import PARTIAL, REPLICATE, UNEQUAL, Cells, Placements, assemble, shard_dimension
 from precision_align.core.dtypes import Array
 from precision_align.core.records import TensorRecord
 
@@ -15,7 +15,7 @@ Read = Callable[[TensorRecord], Array]
 
 
 def list_placements(
-    records: Array, shape: tuple[int, ...], partial: Sequence[bool], known: Placements | None = None
+    records: Cells, shape: tuple[int, ...], partial: Sequence[bool], known: Placements | None = None
 ) -> list[Placements]:
     """All placements under which the ranks' pieces make up a tensor of a shape.
 
@@ -28,7 +28,7 @@ def list_placements(
     return [placements for placements in product(*options) if find_shape(records, placements) == shape]
 
 
-def _list_options(records: Array, axis: int, rank: int, partial: bool) -> list[str]:
+def _list_options(records: Cells, axis: int, rank: int, partial: bool) -> list[str]:
     lines = [list(line) for line in np.moveaxis(records, axis, -1).reshape(-1, records.shape[axis])]
     shapes_equal = all(len({record.shape for record in line}) == 1 for line in lines)
     equal = all(len({record.digest for record in line}) == 1 and line[0].digest for line in lines)
@@ -40,9 +40,9 @@ def _list_options(records: Array, axis: int, rank: int, partial: bool) -> list[s
     return [*found, UNEQUAL, *([PARTIAL] if partial else [])]
 
 
-def find_shape(records: Array, placements: Placements) -> tuple[int, ...] | None:
+def find_shape(records: Cells, placements: Placements) -> tuple[int, ...] | None:
     """The shape of the whole, None where the pieces do not fit together."""
-    pieces = np.empty(records.shape, dtype=object)
+    pieces: Cells = np.empty(records.shape, dtype=object)
     for place in np.ndindex(*records.shape):
         pieces[place] = records[place].shape
     for axis in reversed(range(records.ndim)):
@@ -69,7 +69,7 @@ def _join_shapes(line: list[tuple[int, ...]], dimension: int | None) -> tuple[in
 
 
 def choose_placements(
-    records: Array, placements: Sequence[Placements], reference: Array, read: Read, scales: Sequence[float]
+    records: Cells, placements: Sequence[Placements], reference: Array, read: Read, scales: Sequence[float]
 ) -> tuple[Placements, float]:
     """The placements, and the factor, with which the pieces come closest to the reference's tensor.
 
@@ -91,14 +91,14 @@ def choose_placements(
     return best[1], best[2]
 
 
-def iterate_wholes(pieces: Array, placements: Placements) -> Iterator[Array]:
+def iterate_wholes(pieces: Cells, placements: Placements) -> Iterator[Array]:
     """The whole tensor, once for each choice among replicas that differ."""
     unequal = [axis for axis, one in enumerate(placements) if one == UNEQUAL]
     for choice in product(*(range(pieces.shape[axis]) for axis in unequal)):
         yield assemble(choose_replicas(pieces, placements, choice), placements)
 
 
-def choose_replicas(pieces: Array, placements: Placements, choice: Sequence[int]) -> Array:
+def choose_replicas(pieces: Cells, placements: Placements, choice: Sequence[int]) -> Cells:
     """The grid with one replica along each dimension of unequal ones, at ``choice``; the other dimensions stay."""
     unequal = [axis for axis, one in enumerate(placements) if one == UNEQUAL]
     for axis, index in zip(unequal, choice):

@@ -26,6 +26,7 @@ _PART = re.compile(r"([A-Za-z_]\w*|\.\.\.)(?:\[(\w+(?:,\w+)*)\])?")
 _SUM = re.compile(r"sum\[(\w+(?:,\w+)*)\]")
 
 Placements = tuple[str, ...]
+Cells = Any  # an object array of the grid's shape: of records, shapes or arrays
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def shard_dimension(placement: str) -> int | None:
     return None if found is None else int(found.group(2))
 
 
-def assemble(pieces: Array, placements: Sequence[str], join: Any = None) -> Array:
+def assemble(pieces: Cells, placements: Sequence[str], join: Any = None) -> Array:
     """Put pieces together. ``pieces``: an object array of the grid's shape; ``join``: how parts that are to be summed
     are (default: a sum in float64).
 
@@ -89,12 +90,12 @@ def _join(line: list[Array], placement: str, join: Any) -> Array:
     if dimension is not None:
         return np.concatenate(line, axis=dimension)
     if placement.startswith(PARTIAL):
-        total: Array = sum(one.astype(np.float64) for one in line) if join is None else join(line)
+        total: Array = np.sum([one.astype(np.float64) for one in line], axis=0) if join is None else join(line)
         return total / len(line) if "avg" in placement else total
     return line[0]
 
 
-def name_owners(shapes: Array, ranks: Array, placements: Sequence[str]) -> Array:
+def name_owners(shapes: Cells, ranks: Array, placements: Sequence[str]) -> Array:
     """For each element of the whole the rank that it comes from; -1 where several add to it."""
     pieces = np.empty(ranks.shape, dtype=object)
     for place in np.ndindex(*ranks.shape):
@@ -145,7 +146,9 @@ def read_layouts(path: str | os.PathLike[str]) -> Layouts:
         each = value if isinstance(value, dict) else {"": value}
         for role, dims in each.items():
             if not isinstance(dims, str) or role not in ("", "input", "output", "gradient", "parameter"):
-                problems.append(f"tensors.{glob}: write a dims string, or {{input = ..., output = ..., gradient = ...}}")
+                problems.append(
+                    f"tensors.{glob}: write a dims string, or {{input = ..., output = ..., gradient = ...}}"
+                )
             else:
                 entries.append((glob, role, dims))
     if problems:

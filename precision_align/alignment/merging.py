@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,12 +18,29 @@ import numpy as np
 
 from precision_align.alignment.grids import find_grid, find_known
 from precision_align.alignment.inference import choose_placements, choose_replicas, list_placements
-from precision_align.alignment.layouts import PARTIAL, UNEQUAL, Layouts, Placements, assemble, name_owners, parse_dims
+from precision_align.alignment.layouts import (
+    PARTIAL,
+    UNEQUAL,
+    Cells,
+    Layouts,
+    Placements,
+    assemble,
+    parse_dims,
+)
+from precision_align.alignment.recipes import Recipe, find_stride
 from precision_align.alignment.side import Side
-from precision_align.core.dtypes import Array, dtype_of, narrow
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.keys import Key
-from precision_align.core.records import COLLECTIVE_SCOPE, OPTIMIZER_SCOPE, OTHER_SCOPES, Call, Point, RunInfo, TensorRecord
+from precision_align.core.records import (
+    COLLECTIVE_SCOPE,
+    OPTIMIZER_SCOPE,
+    OTHER_SCOPES,
+    Call,
+    Point,
+    RunInfo,
+    TensorRecord,
+)
 from precision_align.core.terms import Phase, Role, Source, Tier
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import Dump
@@ -35,46 +52,6 @@ _SUMMING = ("all_reduce", "reduce_scatter", "reduce")
 _KEPT = 16  # merged tensors that are kept: a call's inputs are read again for its gradients
 
 Name = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a whole tensor is made: ``records`` on the grid of ranks, one replica along dimensions of unequal ones."""
-
-    records: Array
-    ranks: Array
-    placements: Placements
-    scale: float = 1.0
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether values are computed, not only put together."""
-        return self.scale != 1.0 or any(one.startswith(PARTIAL) for one in self.placements)
-
-    @property
-    def original(self) -> TensorRecord | None:
-        """The one record that is the whole tensor as it is, None where there is more to do."""
-        first: TensorRecord = self.records.flat[0]
-        plain = not self.is_sum and not any("Shard" in one for one in self.placements)
-        return first if plain else None
-
-    def make_words(self, dump: Dump) -> Array:
-        """The raw words of the whole. Raises KeyError where a piece has no payload."""
-        pieces = np.empty(self.records.shape, dtype=object)
-        for place in np.ndindex(*self.records.shape):
-            key = self.records[place].key
-            pieces[place] = dump.values(key) if self.is_sum else dump.payload(key)
-        whole = assemble(pieces, self.placements)
-        if self.is_sum:
-            whole = narrow(np.asarray(whole, dtype=np.float64) * self.scale, dtype_of(self.records.flat[0].dtype))
-        return np.ascontiguousarray(whole).reshape(whole.shape)
-
-    def name_owners(self) -> Array:
-        """For each element the rank that it comes from, -1 where it is a sum."""
-        shapes = np.empty(self.records.shape, dtype=object)
-        for place in np.ndindex(*self.records.shape):
-            shapes[place] = self.records[place].shape
-        return name_owners(shapes, self.ranks, self.placements)
 
 
 class MergedDump(DumpView):
@@ -230,7 +207,7 @@ class _Merger:
         first = held[min(held)]
         if set(held) != set(map(int, self._grid.ranks.flat)):
             return self._lose(first, "not on all ranks")
-        records = np.empty(self._grid.shape, dtype=object)
+        records: Cells = np.empty(self._grid.shape, dtype=object)
         for place in np.ndindex(*self._grid.shape):
             records[place] = held[int(self._grid.ranks[place])]
         known = self._find_known(records, first)
@@ -249,12 +226,12 @@ class _Merger:
     def _replicated(self) -> Placements:
         return ("Replicate",) * len(self._grid.shape)
 
-    def _find_known(self, records: Array, first: TensorRecord) -> Placements | None:
+    def _find_known(self, records: Cells, first: TensorRecord) -> Placements | None:
         scope, role, path = self._names.get(first.key.scope) or "", str(first.key.role), first.key.path
         dims = self._layouts.find(scope, role, path)
         return parse_dims(dims, self._grid, len(first.shape)) if dims else find_known(records, self._grid)
 
-    def _choose(self, records: Array, known: Placements | None, other: TensorRecord | None, how: str) -> Recipe | None:
+    def _choose(self, records: Cells, known: Placements | None, other: TensorRecord | None, how: str) -> Recipe | None:
         first: TensorRecord = records.flat[0]
         if other is None:
             return self._take(records, known or self._replicated, 1.0, how)
@@ -276,7 +253,7 @@ class _Merger:
             return self._lose(first, "whose values cannot be read")
         return self._finish_choice(records, placements, scale, how)
 
-    def _finish_choice(self, records: Array, placements: Placements, scale: float, how: str) -> Recipe:
+    def _finish_choice(self, records: Cells, placements: Placements, scale: float, how: str) -> Recipe:
         key: Key = records.flat[0].key
         if key.source == Source.MODULE and key.phase == Phase.BACKWARD:
             self._scales.setdefault(key.step, scale)
@@ -287,7 +264,7 @@ class _Merger:
     def _is_root(self, key: Key) -> bool:
         return self._names.get(key.scope) == "" or not key.scope
 
-    def _may_be_partial(self, records: Array) -> list[bool]:
+    def _may_be_partial(self, records: Cells) -> list[bool]:
         """Shares of a parameter's gradient may be parts of a sum; others where a recorded collective sums them up."""
         summed = _is_share(records.flat[0].key) or all(record.digest in self._summed for record in records.flat)
         return [summed] * records.ndim
@@ -303,7 +280,7 @@ class _Merger:
             return [1.0]
         return [self._scales[key.step]] if key.step in self._scales else [1.0, 1.0 / count]
 
-    def _take_worst(self, records: Array, placements: Placements, target: Array, scale: float) -> Recipe:
+    def _take_worst(self, records: Cells, placements: Placements, target: Array, scale: float) -> Recipe:
         """Of replicas that differ the one that is furthest from the reference."""
         pieces = np.empty(records.shape, dtype=object)
         for place in np.ndindex(*records.shape):
@@ -322,12 +299,13 @@ class _Merger:
     def _read(self, record: TensorRecord) -> Array:
         return self._dump.values(record.key)
 
-    def _take(self, records: Array, placements: Placements, scale: float, how: str) -> Recipe:
+    def _take(self, records: Cells, placements: Placements, scale: float, how: str) -> Recipe:
         self._counts[how] += 1
         return Recipe(records, self._grid.ranks, placements, scale)
 
-    def _lose(self, record: TensorRecord, why: str) -> None:
+    def _lose(self, record: TensorRecord, why: str) -> Recipe | None:
         self._lost[why].append(str(record.key))
+        return None
 
     def _make_record(self, first: TensorRecord, recipe: Recipe) -> TensorRecord:
         key = replace(first.key, rank=self.rank)
@@ -338,13 +316,15 @@ class _Merger:
             words = recipe.make_words(self._dump)
         except (KeyError, DumpDamaged) as error:
             reason = f"its pieces on the ranks could not be put together: {error}"
-            return replace(first, key=key, tier=Tier.FINGERPRINT, digest=b"", statistics=None, reason=reason, extra=extra)
+            return replace(
+                first, key=key, tier=Tier.FINGERPRINT, digest=b"", statistics=None, reason=reason, extra=extra
+            )
         row = dtype_of(first.dtype)
         return replace(
             first,
             key=key,
             shape=tuple(words.shape),
-            stride=_contiguous(words.shape),
+            stride=find_stride(words.shape),
             tier=Tier.FULL,
             digest=digest_words(words),
             statistics=summarize(words, row),
@@ -362,15 +342,10 @@ class _Merger:
         if lacking:
             notes.append(f"rank {', '.join(map(str, lacking))} of {world} is not in the dump: what it holds is lacking")
         for why, keys in self._lost.items():
-            notes.append(f"{len(keys)} tensors were not merged, {why}: first {keys[0]}; a layout file may say how they lie")
+            notes.append(
+                f"{len(keys)} tensors were not merged, {why}: first {keys[0]}; a layout file may say how they lie"
+            )
         return notes
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * max(size, 1))
-    return tuple(reversed(steps)) if shape else ()
 
 
 def _identify(key: Key, names: dict[str, str | None]) -> Name | None:
@@ -378,7 +353,19 @@ def _identify(key: Key, names: dict[str, str | None]) -> Name | None:
     scope = names.get(key.scope, key.scope)
     if scope is None:
         return None
-    return key.step, key.micro, key.source, scope, key.call, key.pass_, key.op, key.ordinal, key.phase, key.role, key.path
+    return (
+        key.step,
+        key.micro,
+        key.source,
+        scope,
+        key.call,
+        key.pass_,
+        key.op,
+        key.ordinal,
+        key.phase,
+        key.role,
+        key.path,
+    )
 
 
 def _order(record: TensorRecord) -> tuple[int, int]:

@@ -9,13 +9,13 @@ import numpy as np
 
 from precision_align.alignment.side import Side
 from precision_align.comparison.collectives import Judged, judge_exchange
-from precision_align.comparison.exchanges import Exchange, match_exchanges
+from precision_align.comparison.exchanges import Exchange, Share, match_exchanges
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit, RecordResult
-from precision_align.core.terms import Phase, Site, Status
+from precision_align.core.terms import Phase, Site
 from precision_align.numerics.limits import raw_limit
 from precision_align.storage.base import Dump
 
@@ -76,7 +76,9 @@ def find_boundary(reference: Dump, candidate: Dump) -> list[str]:
 
 def _phrase(where: str, last: str, entered: Sequence[int], left: Sequence[int]) -> str:
     ranks = ", ".join(map(str, entered or left))
-    what = f"its inputs differ on rank {ranks}" if entered else f"its inputs agree and its results differ on rank {ranks}"
+    what = (
+        f"its inputs differ on rank {ranks}" if entered else f"its inputs agree and its results differ on rank {ranks}"
+    )
     before = f"the last that agrees is {last}" if last else "none before it agrees"
     return f"agreement between the ranks of both runs ends at {where}: {what}; {before}"
 
@@ -101,7 +103,7 @@ def _find_parted(
     candidate: Dump,
     theirs: Exchange,
     ours: Exchange,
-    select: Callable[[object], Sequence[TensorRecord]],
+    select: Callable[[Share], Sequence[TensorRecord]],
 ) -> list[int]:
     """Ranks on which tensors of both runs differ by more than the raw limit."""
     parted = []
@@ -139,7 +141,7 @@ def note_missing_ranks(reference: Dump | None, candidate: Dump) -> list[str]:
         lacking = sorted(set(range(dump.info.world)) - set(dump.ranks))
         if lacking:
             notes.append(f"{name}: rank {', '.join(map(str, lacking))} of {dump.info.world} is not in the dump")
-        last = {rank: -1 for rank in dump.ranks}
+        last = dict.fromkeys(dump.ranks, -1)
         for record in dump.records:
             last[record.key.rank] = max(last[record.key.rank], record.key.step)
         longest = max(last.values())

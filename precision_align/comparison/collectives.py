@@ -110,11 +110,14 @@ def _size(judged: Judged) -> float:
 
 def _hold(dump: Dump, exchange: Exchange, rank: int, record: TensorRecord, expected: _Expected) -> Judged:
     if expected.words is not None:
-        share = float(np.mean(dump.payload(record.key).reshape(-1) != expected.words.reshape(-1))) if record.nbytes else 0.0
+        share = (
+            float(np.mean(dump.payload(record.key).reshape(-1) != expected.words.reshape(-1))) if record.nbytes else 0.0
+        )
         note = "" if share == 0.0 else f"rank {rank} did not get what was sent: {share:.1%} of the elements differ"
         status = Status.PASS if share == 0.0 else Status.FAIL
         return Judged(exchange, status, note, rank, {"mismatch": share}, (), record)
-    assert expected.values is not None and expected.bound is not None
+    assert expected.values is not None
+    assert expected.bound is not None
     actual = dump.values(record.key).astype(np.float64).reshape(-1)
     ratio = measure_excess(actual, expected.values.reshape(-1), expected.bound.reshape(-1))
     if ratio <= 1.0:
@@ -181,9 +184,7 @@ def _read_parts(dump: Dump, records: Sequence[TensorRecord]) -> list[Array]:
     return [dump.values(record.key).reshape(-1) for record in records]
 
 
-def _expect_reduced(
-    dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord
-) -> _Expected | None:
+def _expect_reduced(dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord) -> _Expected | None:
     if exchange.kind == "reduce" and rank != exchange.ranks[exchange.root or 0]:
         return None
     records = _list_inputs(exchange, index)
@@ -207,9 +208,7 @@ def _expect_reduce_scattered(
     return _reduce(exchange, record.dtype, cut)
 
 
-def _expect_gathered(
-    dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord
-) -> _Expected | None:
+def _expect_gathered(dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord) -> _Expected | None:
     """One tensor that is all ranks' one after the other, or a list with one of each rank."""
     count, outputs = len(exchange.ranks), len(exchange.shares[rank].outputs)
     given = len(exchange.first.inputs)
@@ -227,18 +226,14 @@ def _expect_sent(dump: Dump, exchange: Exchange, rank: int, index: int, record: 
     return _Expected(words=dump.payload(senders[0].inputs[index].key))
 
 
-def _expect_rooted(
-    dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord
-) -> _Expected | None:
+def _expect_rooted(dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord) -> _Expected | None:
     """A broadcast of the root's tensors, or a scatter of its list."""
     inputs = exchange.shares[exchange.ranks[exchange.root or 0]].inputs
     place = exchange.ranks.index(rank) if exchange.kind == "scatter" else index
     return _Expected(words=dump.payload(inputs[place].key))
 
 
-def _expect_exchanged(
-    dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord
-) -> _Expected | None:
+def _expect_exchanged(dump: Dump, exchange: Exchange, rank: int, index: int, record: TensorRecord) -> _Expected | None:
     """All to all: a list of tensors, or one cut into rows by its splits (equal ones where none are given)."""
     position, count = exchange.ranks.index(rank), len(exchange.ranks)
     if len(exchange.shares[rank].outputs) == count and count > 1:

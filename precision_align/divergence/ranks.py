@@ -15,7 +15,7 @@ from precision_align.core.results import Divergence, Findings
 from precision_align.core.terms import Source
 from precision_align.storage.base import Dump
 
-EQUAL, ALONE = "equal on all ranks", " on rank "
+EQUAL, ALONE, WORST = "equal on all ranks", " on rank ", "is furthest off, its replicas differ"
 _ALONE = 4.0  # times the error of every other rank: then this one has the fault; noise of equal shards stays below two
 
 
@@ -26,7 +26,9 @@ def name_ranks(findings: Findings, engine: Engine, merged: MergedDump, reference
         return findings
     first = named[0]
     if EQUAL in first.evidence:  # made on one rank and summed up: its other pass may tell
-        telling = [one for one in named[1:] if one.scope == first.scope and ALONE in one.evidence]
+        telling = [
+            one for one in named[1:] if one.scope == first.scope and (ALONE in one.evidence or WORST in one.evidence)
+        ]
         for one in telling[:1]:
             text = f"{first.evidence}; the error of its {one.phase} pass sits{ALONE}{one.rank}"
             first = replace(first, rank=one.rank, evidence=text)
@@ -46,7 +48,7 @@ def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference:
         return replace(found, evidence=f"{found.evidence}; {EQUAL}, a sum over them")
     if len(ranks) == 1:
         alone = set(merged.source_ranks) - set(ranks) and merged.is_worst(found.key)
-        text = f"; rank {ranks[0]} is furthest off, its replicas differ" if alone else f"; {EQUAL}"
+        text = f"; rank {ranks[0]} {WORST}" if alone else f"; {EQUAL}"
         return replace(found, rank=ranks[0], evidence=found.evidence + text)
     errors = _measure_errors(found, engine, merged, reference)
     if errors is None or errors.shape != owners.shape:
@@ -62,7 +64,7 @@ def _measure_errors(found: Divergence, engine: Engine, merged: MergedDump, refer
     """The element-wise error: against the float64 replay, else against the reference's tensor."""
     again = engine.recompute(found.key, found.scope, found.phase)
     if again is not None:
-        return np.nan_to_num(np.abs(again.actual - again.golden), nan=np.inf)
+        return np.asarray(np.nan_to_num(np.abs(again.actual - again.golden), nan=np.inf))
     key = Key.parse(found.key)
     partner = next((one.key for one in reference.records if str(one.key) == found.key), None)
     if partner is None:
@@ -71,4 +73,4 @@ def _measure_errors(found: Divergence, engine: Engine, merged: MergedDump, refer
         difference = merged.values(key).astype(np.float64) - reference.values(partner)
     except (KeyError, DumpDamaged):
         return None
-    return np.nan_to_num(np.abs(difference), nan=np.inf)
+    return np.asarray(np.nan_to_num(np.abs(difference), nan=np.inf))

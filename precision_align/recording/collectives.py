@@ -197,7 +197,7 @@ class CollectiveRecorder(Companion):
         return running
 
     def _find_phase(self, inside: bool) -> Phase:
-        """Outside of forward and backward a collective belongs to the step: gradients, norms, the loss that is logged."""
+        """Outside of forward and backward it belongs to the step: gradients, norms, the loss that is logged."""
         if inside:
             return Phase.FORWARD
         return Phase.STEP if graph_task() == -1 else Phase.BACKWARD
@@ -353,10 +353,8 @@ def _name_operation(named: dict[str, Any]) -> str:
     value = named.get("reduce_op", named.get("reduceOp", ""))
     if isinstance(value, str):
         return value.lower()
-    if isinstance(value, torch.ScriptObject):
-        code = int(value._get_method("op")())  # type: ignore[attr-defined]
-    else:
-        code = int(getattr(value, "op", value))
+    is_boxed = isinstance(value, torch.ScriptObject)
+    code = int(value._get_method("op")() if is_boxed else getattr(value, "op", value))
     return _OPERATIONS[code] if code < len(_OPERATIONS) else str(code)
 
 

@@ -38,7 +38,7 @@ EAGER = (
 
 
 class Taps:
-    """The torch modes of the operator, function and collective sources. Modes form a stack: they are entered and left in order.
+    """The torch modes of three sources. Modes form a stack: they are entered and left in order.
 
     A script's session begins in the middle of a call, perhaps inside modes of the script's own: there the taps are
     entered before the script starts, and do nothing until a session binds them.

@@ -113,13 +113,13 @@ _HEALTH = {
         "该步首个无穷出现于此（{operator}，{path}）：NaN 可能由它引起",
     ),
     "health.code.replica parameters": (
-        "differs on this rank from its replicas (ranks {group}) at the step's start; if these ranks hold shards, name the "
-        "groups with --replicas",
+        "differs on this rank from its replicas (ranks {group}) at the step's start; if these ranks hold shards, name "
+        "the groups with --replicas",
         "步开始时该进程的值与其副本（进程 {group}）不同；若这些进程持有分片，请用 --replicas 指定分组",
     ),
     "health.code.replica gradients": (
-        "its gradient, as the optimizer saw it, differs on this rank from its replicas (ranks {group}): the reduction left it "
-        "out or failed",
+        "its gradient, as the optimizer saw it, differs on this rank from its replicas (ranks {group}): the reduction "
+        "left it out or failed",
         "优化器看到的梯度在该进程与其副本（进程 {group}）不同：规约遗漏了它或失败",
     ),
     "health.code.replica generators": (

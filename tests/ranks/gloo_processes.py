@@ -18,7 +18,7 @@ def run_ranks(world, folder, work, *arguments, timeout=240):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "precision_align.recording.session", work.__module__])
+    context.set_forkserver_preload(["torch", "torch.distributed", "precision_align.recording.session"])
     processes = [context.Process(target=_serve, args=(r, world, folder, work, arguments)) for r in range(world)]
     for process in processes:
         process.start()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from rank_models import run_parallel
-from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs
+from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs, talk
 
 NEW = torch.__version__ >= "2.6"  # fully_shard and DTensor have their public names from torch 2.6
 # Every fault between two ranks; between four those that two ranks cannot show, and some of each kind.
@@ -24,5 +23,7 @@ def list_jobs(world):
 
 def run_all(rank, world, folder):
     run_jobs(rank, world, folder, list_jobs(world))
+    if NEW and world == 2:
+        talk(rank, folder)
     if NEW:
         run_parallel(rank, world, folder, PARALLEL[world])

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rank_runs import NEW, list_jobs
+from rank_trainings import BENIGN, FAULTS, Bypassed
 
 from precision_align.cli.app import main
+from precision_align.comparison.collectives import judge_exchange
+from precision_align.comparison.exchanges import match_exchanges
+from precision_align.storage.opening import open_dump
 from precision_align.training.health.checking import check_health
-from rank_runs import list_jobs
-from rank_trainings import BENIGN, FAULTS, Bypassed
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
 def cases(known):
-    return [pytest.param(world, job, id=f"{job.__name__}-{world}") for world in (2, 4) for job in list_jobs(world) if job in known]
+    return [
+        pytest.param(world, job, id=f"{job.__name__}-{world}")
+        for world in (2, 4)
+        for job in list_jobs(world)
+        if job in known
+    ]
 
 
 @pytest.mark.parametrize(("world", "job"), cases(FAULTS))
@@ -42,3 +50,24 @@ def test_the_verb_says_rank_and_group(groups, capsys):
     screen = " ".join(capsys.readouterr().out.split())
     assert "was not reduced over ranks 0,1" in screen
     assert main(["health", str(groups[2] / BENIGN[0].__name__), "--lang", "zh"]) == 0
+
+
+@pytest.mark.skipif(not NEW, reason="gloo of older torch lacks some collectives")
+def test_every_kind_of_collective_is_judged_from_all_ranks_inputs(groups):
+    with open_dump(groups[2] / "talking") as dump:
+        judged = [judge_exchange(dump, exchange) for exchange in match_exchanges(dump)]
+    assert {one.exchange.kind for one in judged} == {
+        *(
+            "all_reduce",
+            "reduce_scatter",
+            "all_gather",
+            "broadcast",
+            "reduce",
+            "gather",
+            "scatter",
+            "all_to_all",
+            "send",
+        )
+    }
+    assert all(one.status == "pass" for one in judged), [(one.exchange.kind, one.note) for one in judged]
+    assert len(judged) == 15

@@ -10,7 +10,7 @@ from precision_align.core.records import OTHER_SCOPES, Call, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.storage.base import Dump
 from precision_align.training.health.facts import Facts, read_learning_rates
-from precision_align.training.health.findings import Finding, Severity
+from precision_align.training.health.findings import Finding, Severity, Value
 from precision_align.training.health.groups import Groups
 from precision_align.training.health.replicas import find_odd
 
@@ -70,7 +70,7 @@ def check_peers(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] 
 
 
 def _differs(values: Mapping[int, object], ranks: Sequence[int]) -> bool:
-    held = [values[rank] for rank in ranks if rank in values and values[rank]]
+    held = [values[rank] for rank in ranks if values.get(rank)]
     return len(held) > 1 and any(one != held[0] for one in held)
 
 
@@ -98,7 +98,7 @@ def _check_rates(facts: Facts, ranks: Sequence[int], groups: Groups) -> Iterator
         if len(held) > 1 and len(set(held.values())) > 1:
             odd = find_odd(held)
             usual = next(rate for rank, rate in sorted(held.items()) if rank != odd)
-            values = {"group": groups.describe(ranks), "rate": held[odd], "others": usual}
+            values: dict[str, Value] = {"group": groups.describe(ranks), "rate": held[odd], "others": usual}
             yield Finding("rank rate", Severity.FAULT, step, odd, values=values)
             return
 
@@ -118,7 +118,7 @@ def _check_batches(rows: Sequence[Row], facts: Facts, groups: Groups) -> Iterato
         if len(held) > 1 and len(set(held.values())) > 1:
             odd = find_odd(held)
             usual = next(size for rank, size in sorted(held.items()) if rank != odd)
-            values = {"group": groups.describe(held), "size": held[odd], "others": usual}
+            values: dict[str, Value] = {"group": groups.describe(held), "size": held[odd], "others": usual}
             yield Finding("rank batch", Severity.REMARK, step, odd, values=values)
             return
 
@@ -190,10 +190,19 @@ def _find_parting(rows: Sequence[Row], ranks: Sequence[int], facts: Facts, group
         if not _differs(row.inputs, ranks):
             equal.add(call.kind)
             if _parts_alike(row, ranks):
-                return Finding("replica outputs", Severity.FAULT, row.place[0], _pick(row.outputs, ranks), row.place[2], values=values)
+                return Finding(
+                    "replica outputs",
+                    Severity.FAULT,
+                    row.place[0],
+                    _pick(row.outputs, ranks),
+                    row.place[2],
+                    values=values,
+                )
         elif call.kind in equal and _holds_parameters(row, facts):
             producer = _find_producer(rows[:index], row, ranks)
-            return Finding("replica outputs", Severity.FAULT, row.place[0], _pick(row.inputs, ranks), producer, values=values)
+            return Finding(
+                "replica outputs", Severity.FAULT, row.place[0], _pick(row.inputs, ranks), producer, values=values
+            )
     return None
 
 
@@ -207,7 +216,9 @@ def _find_producer(rows: Sequence[Row], row: Row, ranks: Sequence[int]) -> str:
 def _list_parameters(row: Row, facts: Facts) -> list[Mapping[tuple[int, int], TensorRecord]]:
     scope = row.place[2]
     prefix = f"{scope}." if scope else ""
-    return [records for name, records in facts.before.items() if name.startswith(prefix) and "." not in name[len(prefix) :]]
+    return [
+        records for name, records in facts.before.items() if name.startswith(prefix) and "." not in name[len(prefix) :]
+    ]
 
 
 def _holds_parameters(row: Row, facts: Facts) -> bool:

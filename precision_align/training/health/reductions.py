@@ -8,20 +8,20 @@ where the others have 1/R (summed, not averaged), R (reduced twice). No second r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
+from precision_align.comparison.collectives import judge_exchange
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status, Tier
-from precision_align.comparison.collectives import judge_exchange
 from precision_align.numerics.combinations import Combination, fit_combination
 from precision_align.training.health.facts import Facts
-from precision_align.training.health.findings import Finding, Severity
+from precision_align.training.health.findings import Finding, Severity, Value
 from precision_align.training.health.groups import Groups, find_mesh_group, is_shard
 from precision_align.training.health.weights import Weights, read_weights
 
@@ -124,7 +124,11 @@ class _Shares:
             digests = tuple(record.digest for record in records)
             found.setdefault(digests, ([], records))[0].append(peer)
         values = [(tuple(ranks), self._add(records, result)) for ranks, records in found.values()]
-        return None if any(one is None for _, one in values) else [(ranks, one) for ranks, one in values if one is not None]
+        return (
+            None
+            if any(one is None for _, one in values)
+            else [(ranks, one) for ranks, one in values if one is not None]
+        )
 
     def _add(self, records: Sequence[TensorRecord], result: TensorRecord) -> Array | None:
         total: Array | None = None
@@ -137,7 +141,7 @@ class _Shares:
 
 
 def cut_shard(whole: Array, result: TensorRecord) -> Array | None:
-    """The part of a rank's whole gradient that its shard holds, by torch.chunk's cutting; None where it does not fit."""
+    """The part of a rank's whole gradient that its shard holds, cut as torch.chunk does; None where it does not fit."""
     if whole.shape == result.shape:
         return whole
     if whole.ndim != len(result.shape) or not is_shard(result):
@@ -180,7 +184,7 @@ def _gather(findings: Sequence[Finding], count: int) -> Sequence[Finding]:
 def _name_absence(members: Sequence[Fit]) -> Finding | None:
     """Gradients that were not reduced at all, or without one rank."""
     first = members[0]
-    values = {"group": first.group, "size": sum(map(len, first.members))}
+    values: dict[str, Value] = {"group": first.group, "size": sum(map(len, first.members))}
     alone = [fit for fit in members if fit.is_own_alone]
     if alone and len({fit.own for fit in alone}) >= len({fit.own for fit in members}):
         return Finding("not reduced", Severity.FAULT, first.step, first.rank, first.name, values=values)
@@ -201,9 +205,13 @@ def _name_weighting(members: Sequence[Fit], weights: Weights) -> Finding | None:
     each = _weigh_tokens(fit, weights)
     if each and _is_even([weight for _, weight in each], _UNEQUAL):
         return None
-    usual = median(factors) if len(factors) > 2 else min((1.0, 1.0 / fit.size), key=lambda one: min(abs(c - one) for c in factors))
+    usual = (
+        median(factors)
+        if len(factors) > 2
+        else min((1.0, 1.0 / fit.size), key=lambda one: min(abs(c - one) for c in factors))
+    )
     odd = max(range(fit.size), key=lambda one: abs(factors[one] - usual))
-    values = {"group": fit.group, "factor": factors[odd] / usual}
+    values: dict[str, Value] = {"group": fit.group, "factor": factors[odd] / usual}
     return Finding("rank weighted", Severity.FAULT, fit.step, fit.members[odd][0], fit.name, values=values)
 
 
@@ -235,7 +243,7 @@ def _check_scales(even: Sequence[Fit], weights: Weights, groups: Groups) -> Iter
         odd = [fit for fit in fits if abs(_scale(fit) / usual - 1) > 0.02]
         for fit in odd if len(odd) < len(fits) else ():
             code = name_factor(_scale(fit) / usual, fit.size, fit.tolerance) or "scaled otherwise"
-            values = {"group": fit.group, "factor": _scale(fit) / usual, "size": fit.size}
+            values: dict[str, Value] = {"group": fit.group, "factor": _scale(fit) / usual, "size": fit.size}
             yield Finding(code, Severity.FAULT, fit.step, fit.rank, fit.name, values=values)
         usual_fit = min(fits, key=lambda fit: abs(_scale(fit) - usual))
         finding = _judge_usual(usual_fit, weights, groups)
@@ -258,7 +266,7 @@ def name_factor(factor: float, size: int, tolerance: float) -> str:
 def _judge_usual(fit: Fit, weights: Weights, groups: Groups) -> Finding | None:
     """The factor of most parameters: R and 1/R^2 are never meant; 1 or 1/R is right by how the loss was divided."""
     scale, size = _scale(fit), fit.size
-    values = {"group": fit.group, "factor": scale, "size": size}
+    values: dict[str, Value] = {"group": fit.group, "factor": scale, "size": size}
     if abs(scale / size - 1) <= fit.tolerance:
         return Finding("reduced twice", Severity.FAULT, fit.step, fit.rank, values=values)
     if abs(scale * size * size - 1) <= fit.tolerance:
@@ -295,7 +303,7 @@ def check_collectives(groups: Groups, facts: Facts) -> Iterator[Finding]:
     for exchange in groups.exchanges:
         judged = judge_exchange(facts.dump, exchange)
         if judged.status == Status.FAIL:
-            values: Mapping[str, str | float] = {
+            values: dict[str, Value] = {
                 "kind": exchange.kind,
                 "group": groups.describe(exchange.ranks),
                 "note": judged.note,

@@ -16,9 +16,7 @@ from precision_align.training.health.groups import Groups, is_shard
 _ALIKE = 0.01  # relative L2 of what a common factor leaves; 16-bit gradients leave 0.004
 
 
-def check_replicas(
-    facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None = None
-) -> Iterator[Finding]:
+def check_replicas(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None = None) -> Iterator[Finding]:
     """Parameters at a step's start, and gradients as the optimizer saw them, that differ between replicas.
 
     ``replicas``: the ranks that hold replicas of one another; None for all ranks. Tensors of unequal shape, and shards
