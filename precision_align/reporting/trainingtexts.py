@@ -178,12 +178,12 @@ _HEALTH = {
         "其缓冲区在进程 {group} 间不同：未同步",
     ),
     "health.code.rank rate": (
-        "the learning rate of this rank is {rate:g}, that of the others (ranks {group}) {others:g}",
-        "该进程的学习率为 {rate:g}，其他进程（{group}）为 {others:g}",
+        "the learning rate of this rank is {own:g}, that of the others (ranks {group}) {others:g}",
+        "该进程的学习率为 {own:g}，其他进程（{group}）为 {others:g}",
     ),
     "health.code.rank batch": (
-        "the batch of this rank has {size} samples, that of the others (ranks {group}) {others}",
-        "该进程的批次有 {size} 个样本，其他进程（{group}）有 {others} 个",
+        "the batch of this rank has {own} samples, that of the others (ranks {group}) {others}",
+        "该进程的批次有 {own} 个样本，其他进程（{group}）有 {others} 个",
     ),
     "health.code.generators unequal": (
         "draws other random numbers on this rank than on the others of ranks {group}, from equal inputs",

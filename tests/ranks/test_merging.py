@@ -83,3 +83,9 @@ def test_the_boundary_at_which_agreement_ends(groups):
     assert "all_reduce over ranks 0,1" in told[0]
     report = compare(groups[2] / "ddp", groups[2] / "ddp-blocks.1.norm")
     assert any("its inputs differ on rank 1" in note for note in report.notes), report.notes
+
+
+def test_the_loss_of_parts_of_a_batch_is_their_mean(groups, capsys):
+    arguments = ["loss", str(groups[2] / "reference"), str(groups[2] / "ddp"), "--json"]
+    assert main(arguments) == 0
+    assert "the mean of ranks 0, 1 is taken" in capsys.readouterr().out

@@ -95,12 +95,20 @@ def _check_rates(facts: Facts, ranks: Sequence[int], groups: Groups) -> Iterator
         if rank in ranks:
             rates[name, step][rank] = rate
     for (_, step), held in sorted(rates.items(), key=lambda item: item[0][1]):
-        if len(held) > 1 and len(set(held.values())) > 1:
-            odd = find_odd(held)
-            usual = next(rate for rank, rate in sorted(held.items()) if rank != odd)
-            values: dict[str, Value] = {"group": groups.describe(ranks), "rate": held[odd], "others": usual}
-            yield Finding("rank rate", Severity.FAULT, step, odd, values=values)
+        finding = _name_other("rank rate", Severity.FAULT, step, held, groups)
+        if finding is not None:
+            yield finding
             return
+
+
+def _name_other(code: str, severity: Severity, step: int, held: Mapping[int, float], groups: Groups) -> Finding | None:
+    """The one rank with another value than the rest; None where all have the same."""
+    if len(set(held.values())) < 2:
+        return None
+    odd = find_odd(held)
+    usual = next(value for rank, value in sorted(held.items()) if rank != odd)
+    values: dict[str, Value] = {"group": groups.describe(held), "own": held[odd], "others": usual}
+    return Finding(code, severity, step, odd, values=values)
 
 
 def _list_roots(rows: Sequence[Row]) -> list[Row]:
@@ -115,11 +123,9 @@ def _check_batches(rows: Sequence[Row], facts: Facts, groups: Groups) -> Iterato
         if record.shape:
             shapes[record.key.step, record.key.micro].setdefault(record.key.rank, record.shape[0])
     for (step, _), held in sorted(shapes.items()):
-        if len(held) > 1 and len(set(held.values())) > 1:
-            odd = find_odd(held)
-            usual = next(size for rank, size in sorted(held.items()) if rank != odd)
-            values: dict[str, Value] = {"group": groups.describe(held), "size": held[odd], "others": usual}
-            yield Finding("rank batch", Severity.REMARK, step, odd, values=values)
+        finding = _name_other("rank batch", Severity.REMARK, step, held, groups)
+        if finding is not None:
+            yield finding
             return
 
 
