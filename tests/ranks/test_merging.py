@@ -11,6 +11,7 @@ from rank_runs import NEW, PARALLEL
 from precision_align.alignment.merging import MergedDump
 from precision_align.cli.app import main
 from precision_align.storage.opening import open_dump
+from precision_align.training.health.checking import check_health
 from precision_align.workflows.comparing import compare
 
 pytestmark = pytest.mark.skipif(not NEW, reason="fully_shard and DTensor have their public names from torch 2.6")
@@ -31,6 +32,11 @@ def test_a_candidate_on_several_ranks(groups, world, name):
     if fault != "unreduced":
         assert report.first.rank == 1
         assert "rank 1" in report.first.evidence
+
+
+@pytest.mark.parametrize(("world", "name"), [run for run in RUNS if "-" not in run.values[1]])
+def test_parallelism_is_no_fault_of_a_run(groups, world, name):
+    assert not check_health(groups[world] / name).findings
 
 
 def test_merged_tensors_are_the_whole_ones(groups):

@@ -111,7 +111,7 @@ class _Shares:
     def collect(
         self, name: str, step: int, peers: Sequence[int], result: TensorRecord
     ) -> list[tuple[tuple[int, ...], Array]] | None:
-        """(ranks, their gradient in float64), equal ones once; None where one is not recorded in full."""
+        """(ranks, their gradient in float64), equal ones once; None where one is not recorded in full or is a shard."""
         found: dict[tuple[bytes, ...], tuple[list[int], list[TensorRecord]]] = {}
         for peer in peers:
             records = [
@@ -119,8 +119,8 @@ class _Shares:
                 for one in self._names.get(name, [name])
                 for record in self._facts.shares.get(one, {}).get((step, peer), ())
             ]
-            if not records or any(record.tier != Tier.FULL for record in records):
-                return None
+            if not records or any(record.tier != Tier.FULL or is_shard(record) for record in records):
+                return None  # shards of tensor parallelism are no contributions to one sum
             digests = tuple(record.digest for record in records)
             found.setdefault(digests, ([], records))[0].append(peer)
         values = [(tuple(ranks), self._add(records, result)) for ranks, records in found.values()]
