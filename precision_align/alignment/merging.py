@@ -258,7 +258,7 @@ class _Merger:
         if key.source == Source.MODULE and key.phase == Phase.BACKWARD:
             self._scales.setdefault(key.step, scale)
         if key.source == Source.MODULE and key.role == Role.INPUT and not self._scales:
-            self._split |= {axis for axis, one in enumerate(placements) if one == "Shard(0)" and self._is_root(key)}
+            self._split |= {axis for axis, one in enumerate(placements) if "Shard" in one and self._is_root(key)}
         return self._take(records, placements, scale, how)
 
     def _is_root(self, key: Key) -> bool:
@@ -335,12 +335,8 @@ class _Merger:
     def describe(self) -> list[str]:
         """What was merged and how, and what was not, as notes."""
         ranks = ", ".join(map(str, self._dump.ranks))
-        world = self._dump.info.world
-        lacking = sorted(set(range(world)) - set(self._dump.ranks))
         how = "; ".join(f"{count} {text}" for text, count in self._counts.most_common())
         notes = [f"tensors of ranks {ranks} were merged into whole ones for a reference of one device: {how or 'none'}"]
-        if lacking:
-            notes.append(f"rank {', '.join(map(str, lacking))} of {world} is not in the dump: what it holds is lacking")
         for why, keys in self._lost.items():
             notes.append(
                 f"{len(keys)} tensors were not merged, {why}: first {keys[0]}; a layout file may say how they lie"

@@ -131,16 +131,13 @@ def _differ(reference: Dump, candidate: Dump, theirs: TensorRecord, ours: Tensor
     return not error <= raw_limit(ours.dtype) * scale
 
 
-def note_missing_ranks(reference: Dump | None, candidate: Dump) -> list[str]:
-    """Ranks that a run had and its dump has not, and ranks that end before the others."""
+def note_short_ranks(reference: Dump | None, candidate: Dump) -> list[str]:
+    """Ranks that end before the others; of those that are not there at all the dumps' own notes tell."""
     notes = []
     sides: Mapping[str, Dump | None] = {"reference": reference, "candidate": candidate}
     for name, dump in sides.items():
         if dump is None or len(dump.ranks) < 2:
             continue
-        lacking = sorted(set(range(dump.info.world)) - set(dump.ranks))
-        if lacking:
-            notes.append(f"{name}: rank {', '.join(map(str, lacking))} of {dump.info.world} is not in the dump")
         last = dict.fromkeys(dump.ranks, -1)
         for record in dump.records:
             last[record.key.rank] = max(last[record.key.rank], record.key.step)

@@ -16,7 +16,7 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
-from precision_align.comparison.boundaries import find_boundary, judge_collectives, note_missing_ranks
+from precision_align.comparison.boundaries import find_boundary, judge_collectives, note_short_ranks
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
@@ -192,7 +192,7 @@ class Engine:
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
         reference = None if self._reference is None else self._reference.dump
         notes = note_origin(reference, self._candidate.dump)
-        notes += note_missing_ranks(reference, self._ranks or self._candidate.dump)
+        notes += note_short_ranks(reference, self._ranks or self._candidate.dump)
         notes += [] if reference is None else find_boundary(reference, self._candidate.dump)
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:

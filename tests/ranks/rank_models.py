@@ -9,7 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 import precision_align as pa
 
 ALL = ("modules", "gradients", "parameters", "optimizer", "collectives")
-BATCH = 8
 
 
 class Block(nn.Module):
@@ -43,14 +42,14 @@ def make_model():
     return Model()
 
 
-def train(net, path, part=0, parts=1):
-    """One step on this part of the batch, recorded."""
+def train(net, path, part=0, parts=1, dimension=0):
+    """One step on this part of the batch of 4 sequences of 4 tokens, recorded; ``dimension``: along which it is cut."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     with pa.capture(net, path, optimizer=optimizer, sources=ALL) as recorder, recorder.step():
         generator = torch.Generator().manual_seed(100)
-        x, y = torch.randn(BATCH, 6, generator=generator), torch.randint(0, 5, (BATCH,), generator=generator)
-        x, y = x.chunk(parts)[part], y.chunk(parts)[part]
-        nn.functional.cross_entropy(net(x), y).backward()
+        x, y = torch.randn(4, 4, 6, generator=generator), torch.randint(0, 5, (4, 4), generator=generator)
+        x, y = x.chunk(parts, dimension)[part], y.chunk(parts, dimension)[part]
+        nn.functional.cross_entropy(net(x).flatten(0, 1), y.flatten()).backward()
         optimizer.step()
 
 
@@ -102,6 +101,8 @@ def run_parallel(rank, world, folder, names):
             train(shard(net, data), folder / name, rank, world)
         elif kind == "ddp":
             train(DistributedDataParallel(net), folder / name, rank, world)
+        elif kind == "context":
+            train(DistributedDataParallel(net), folder / name, rank, world, 1)
         else:
             square = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
             split_tensors(net, square["tp"])

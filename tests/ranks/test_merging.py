@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -55,14 +56,14 @@ def test_a_layout_file_and_its_errors(groups, tmp_path, capsys):
     layout = tmp_path / "layout.toml"
     sides = [str(groups[2] / "reference"), str(groups[2] / "tp"), "--layout", str(layout), "--json"]
     layout.write_text(
-        '[mesh]\ntp = 2\n[tensors]\n"blocks.*.act" = "... h[tp]"\n"blocks.*.up" = { output = "b h[tp]" }\n'
+        '[mesh]\ntp = 2\n[tensors]\n"blocks.*.act" = "... h[tp]"\n"blocks.*.up" = { output = "b s h[tp]" }\n'
     )
     assert main(["compare", *sides]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "aligned"
-    layout.write_text('[mesh]\ntp = 2\n[tensors]\n"blocks.*.act" = "b h[dp]"\n')
+    layout.write_text('[mesh]\ntp = 2\n[tensors]\n"blocks.*.act" = "b s h[dp]"\n')
     assert main(["compare", *sides]) == 2
     assert "no dimension 'dp' (tp)" in capsys.readouterr().err
-    layout.write_text('[mesh]\ntp = 3\n[tensor]\n"blocks.*.act" = "b h[tp]"\n')
+    layout.write_text('[mesh]\ntp = 3\n[tensor]\n"blocks.*.act" = "b s h[tp]"\n')
     assert main(["compare", *sides]) == 2
     assert "unknown key 'tensor'" in capsys.readouterr().err
     layout.write_text("[mesh]\ntp = 3\n")
@@ -70,15 +71,18 @@ def test_a_layout_file_and_its_errors(groups, tmp_path, capsys):
     assert "the dump has 2 ranks" in capsys.readouterr().err
 
 
-def test_a_rank_that_is_missing_is_said(groups, tmp_path):
-    import shutil
-
-    shutil.copytree(groups[2] / "tp", tmp_path / "cut")
+def test_a_rank_that_is_missing_or_ends_early_is_said(groups, tmp_path):
+    shutil.copytree(groups[2] / "Clean", tmp_path / "cut")
+    last = sorted((tmp_path / "cut" / "rank00001").glob("step*"))[-1]
+    last.unlink()
+    report = compare(groups[2] / "Clean", tmp_path / "cut")
+    assert report.verdict == "not comparable"  # what there is was compared, and agrees
+    assert "candidate: rank 1 ends after step 0, others after step 1" in report.notes, report.notes
     shutil.rmtree(tmp_path / "cut" / "rank00001")
-    report = compare(groups[2] / "tp", tmp_path / "cut")
-    assert report.verdict == "not comparable"  # a rank is lacking; what there is was compared, and agrees
+    report = compare(groups[2] / "Clean", tmp_path / "cut")
+    assert report.verdict == "not comparable"
     assert all(coverage.share > 0.4 for coverage in report.coverage.values()), report.coverage
-    assert any("rank 1 of 2 is not in the dump" in note for note in report.notes), report.notes
+    assert any("missing: 1" in note for note in report.notes), report.notes
 
 
 def test_the_boundary_at_which_agreement_ends(groups):
