@@ -61,6 +61,8 @@ _OPERATIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pr
 # Subclasses that run collectives inside: they go first, and what they run is seen then.
 _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 UNFINISHED = "an asynchronous {kind} had not been waited for when its step ended: its outputs were not recorded"
+UNKNOWN_OPERATION = "unknown"
+NO_OPERATION = "this torch does not tell by which operation a collective reduces: it is not recorded"
 NO_GROUP = "this torch does not tell which of several process groups a collective runs in: their ranks are not recorded"
 
 
@@ -156,8 +158,11 @@ class CollectiveRecorder(Companion):
     def _begin(self, func: Any, kind: str, args: Any, kwargs: Any) -> _Running:
         named = name_arguments(func, args, kwargs)
         group = _resolve(named, args, kwargs)
+        operation = _name_operation(named)
         if group is UNKNOWN:
             self._tape.note(NO_GROUP)
+        if operation == UNKNOWN_OPERATION:
+            self._tape.note(NO_OPERATION)
         frames = self._calls.open_frames
         top = frames[-1] if frames else None
         phase = self._find_phase(top is not None)
@@ -171,7 +176,7 @@ class CollectiveRecorder(Companion):
         tree, leaves = flatten_arguments(inputs)
         description = {
             "kind": kind,
-            "reduce_op": _name_operation(named),
+            "reduce_op": operation,
             "ranks": list(group.ranks),
             "group": group.name,
             "sequence": sequence,
@@ -353,6 +358,8 @@ def _name_operation(named: dict[str, Any]) -> str:
     value = named.get("reduce_op", named.get("reduceOp", ""))
     if isinstance(value, str):
         return value.lower()
+    if isinstance(value, torch.ScriptObject) and not value._has_method("op"):  # type: ignore[attr-defined]
+        return UNKNOWN_OPERATION
     is_boxed = isinstance(value, torch.ScriptObject)
     code = int(value._get_method("op")() if is_boxed else getattr(value, "op", value))
     return _OPERATIONS[code] if code < len(_OPERATIONS) else str(code)

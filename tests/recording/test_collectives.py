@@ -11,6 +11,7 @@ from torch import nn
 
 from precision_align.core.records import COLLECTIVE_SCOPE
 from precision_align.core.terms import Role, Source
+from precision_align.recording.collectives import NO_OPERATION, UNKNOWN_OPERATION
 from precision_align.recording.session import capture
 from precision_align.storage.opening import open_dump
 
@@ -31,13 +32,18 @@ def world_of_one():
 
 class Talking(nn.Module):
     def forward(self, x):
-        summed, gathered, low = x.clone(), [torch.empty_like(x)], x.bfloat16()
+        summed, gathered, low = x.clone(), [torch.empty_like(x)], x.half()
         distributed.all_reduce(summed)
         distributed.all_gather(gathered, x)
         handle = distributed.all_reduce(low, op=distributed.ReduceOp.MAX, async_op=True)
         handle.wait()
         distributed.broadcast(summed, 0)
         return summed + gathered[0] + low
+
+
+def told_operation(name, dump):
+    """Torch 2.1 does not tell it, and the dump says so."""
+    return UNKNOWN_OPERATION if NO_OPERATION in dump.notes else name
 
 
 def test_kind_group_dtype_and_tensors_are_recorded(tmp_path):
@@ -52,9 +58,9 @@ def test_kind_group_dtype_and_tensors_are_recorded(tmp_path):
     described = [call.modes["collective"] for call in calls]
     told = [(one["kind"], one["reduce_op"], one["dtype"]) for one in sorted(described, key=lambda one: one["sequence"])]
     assert told == [
-        ("all_reduce", "sum", "float32"),
+        ("all_reduce", told_operation("sum", dump), "float32"),
         ("all_gather", "", "float32"),
-        ("all_reduce", "max", "bfloat16"),
+        ("all_reduce", told_operation("max", dump), "float16"),
         ("broadcast", "", "float32"),
     ]
     assert {tuple(one["ranks"]) for one in described} == {(0,)}
@@ -64,9 +70,9 @@ def test_kind_group_dtype_and_tensors_are_recorded(tmp_path):
     records = [record for record in dump.records if record.key.source == Source.COLLECTIVE]
     assert [r.key.role for r in records].count(Role.INPUT) == [r.key.role for r in records].count(Role.OUTPUT) == 4
     for record in records:
-        expected = x if record.dtype == "float32" else x.bfloat16().float()
+        expected = x if record.dtype == "float32" else x.half()
         assert np.array_equal(dump.values(record.key), expected.numpy()), record.key
-    assert not dump.notes
+    assert set(dump.notes) <= {NO_OPERATION}
 
 
 def test_buckets_are_seen_and_no_bit_changes(tmp_path):
