@@ -8,7 +8,7 @@ from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs, talk
 
 NEW = torch.__version__ >= "2.6"  # fully_shard and DTensor have their public names from torch 2.6
 # Every fault between two ranks; between four those that two ranks cannot show, and some of each kind.
-SOME = ("LeftOut", "Weighted", "ClippedOnOne", "Averaged", "UnequalDraws")
+SOME = ("LeftOut", "Weighted", "ClippedOnOne")
 PARALLEL = {
     2: ["tp", "fsdp", "ddp", "context", "tp-blocks.1.up", "tp-unreduced", "fsdp-blocks.0.act", "ddp-blocks.1.norm"],
     4: ["tp", "both", "tp-blocks.1.down", "both-blocks.1.act"],
