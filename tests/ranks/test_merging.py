@@ -100,3 +100,14 @@ def test_the_loss_of_parts_of_a_batch_is_their_mean(groups, capsys):
     arguments = ["loss", str(groups[2] / "reference"), str(groups[2] / "ddp"), "--json"]
     assert main(arguments) == 0
     assert "the mean of ranks 0, 1 is taken" in capsys.readouterr().out
+
+
+def test_merged_ranks_in_shares_give_the_same_report(groups, tmp_path, capsys):
+    sides = [str(groups[2] / "reference"), str(groups[2] / "fsdp-blocks.0.act"), "-o", str(tmp_path / "report.json")]
+    for share in ("1/2", "2/2"):
+        assert main(["compare", *sides, "--shard", share]) == 0
+    assert main(["compare", *sides, "--merge"]) == 1
+    shared = (tmp_path / "report.json").read_bytes()
+    assert main(["compare", *sides]) == 1
+    assert (tmp_path / "report.json").read_bytes() == shared
+    capsys.readouterr()
