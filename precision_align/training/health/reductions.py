@@ -71,7 +71,7 @@ def fit_gradients(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]
     for name, records in facts.gradients.items():
         for (step, rank), record in sorted(records.items()):
             peers = _find_peers(record, rank, facts.dump.ranks, replicas)
-            if len(peers) < 2 or record.tier != Tier.FULL:
+            if len(peers) < 2 or record.tier != Tier.FULL or not _start_equal(facts, name, step, peers, record):
                 continue
             given = shares.collect(name, step, peers, record)
             if given is None or len(given) < 2:
@@ -97,6 +97,13 @@ def _find_peers(
     if replicas is None:
         return list(ranks)
     return next((list(group) for group in replicas if rank in group), [])
+
+
+def _start_equal(facts: Facts, name: str, step: int, peers: Sequence[int], gradient: TensorRecord) -> bool:
+    """Whether these ranks hold the same parameter: experts of one name on several ranks do not."""
+    held = facts.before.get(name, {})
+    digests = {held[step, peer].digest for peer in peers if (step, peer) in held}
+    return is_shard(gradient) or len(digests) <= 1
 
 
 class _Shares:
