@@ -5,6 +5,7 @@ Not from the test process: autograd does not work in a fork of a process that ha
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import traceback
 from pathlib import Path
@@ -12,13 +13,20 @@ from pathlib import Path
 import torch
 import torch.distributed as distributed
 
+LOADED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "precision_align.recording.session",
+    "h5py",
+]  # once, in the server; what a torch lacks is left out
+
 
 def run_ranks(world, folder, work, *arguments, timeout=240):
     """Call ``work(rank, world, folder, *arguments)`` in as many processes; raises with the first traceback."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "precision_align.recording.session"])
+    context.set_forkserver_preload(LOADED)
     processes = [context.Process(target=_serve, args=(r, world, folder, work, arguments)) for r in range(world)]
     for process in processes:
         process.start()
@@ -35,6 +43,7 @@ def run_ranks(world, folder, work, *arguments, timeout=240):
 
 def _serve(rank, world, folder, work, arguments):
     try:
+        gc.freeze()  # what the server has loaded need not be looked through by each session
         torch.set_num_threads(1)  # no thread pool survives a fork
         distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
         work(rank, world, folder, *arguments)
