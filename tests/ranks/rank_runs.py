@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from rank_models import run_parallel
-from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs, talk
+from rank_talking import talk
+from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs
 
 NEW = torch.__version__ >= "2.6"  # fully_shard and DTensor have their public names from torch 2.6
 # Every fault between two ranks; between four those that two ranks cannot show, and some of each kind.
