@@ -49,41 +49,47 @@ class Recomputer:
         self._reference, self._candidate = reference, candidate
         self._alignment, self._replay, self._find_partner_step = alignment, replay, find_partner_step
 
-    def recompute(self, first: Divergence) -> Recomputed | None:
-        """None where there is no way to."""
+    def recompute(self, first: Divergence, variants: bool = True) -> Recomputed | None:
+        """None where there is no way to. ``variants``: also try what else the code may be, which takes seconds."""
         try:
             if first.op == "gradient":
                 return self._recompute_total(first)
             if first.site == Site.PARAMETERS:
                 return self._pair_parameter(first)
-            return self._recompute_update(first) if first.phase == Phase.STEP else self._find_call(first)
+            if first.phase == Phase.STEP:
+                return self._recompute_update(first) if variants else None
+            return self._find_call(first, variants)
         except (KeyError, DumpError):  # a payload that is not stored, or damaged: the verdict stands without a guess
             return None
 
-    def _find_call(self, first: Divergence) -> Recomputed | None:
+    def _find_call(self, first: Divergence, variants: bool) -> Recomputed | None:
         for node in self._candidate.nodes:
             if node.scope != first.scope:
                 continue
             for child, holder in [(-1, node), *enumerate(node.children)]:
                 for record in holder.tensors.values():
                     if str(record.key) == first.key:
-                        return self._recompute_call(node, child, record, first.phase == Phase.BACKWARD)
+                        place = node, child, record.key.path, first.phase == Phase.BACKWARD
+                        return self._recompute_call(place, record, variants)
         return None
 
-    def _recompute_call(self, node: Node, child: int, record: TensorRecord, backward: bool) -> Recomputed | None:
-        found = self._replay.compute(node, child, record.key.path, backward)
+    def _recompute_call(
+        self, place: tuple[Node, int, str, bool], record: TensorRecord, variants: bool
+    ) -> Recomputed | None:
+        node, child, _, backward = place
+        found = self._replay.compute(*place)
         if found is None:
             return None
         actual = self._read(self._candidate, record)
         golden = found[0].astype(actual.dtype)
         golden = golden.reshape(actual.shape) if golden.size == actual.size == 1 else golden
-        place = node, child, record.key.path, backward
+        if not variants:
+            return Recomputed(record, actual, golden)
         others = [*self._find_same(node, record), *self._replay.search_variants(*place, actual, golden, record.dtype)]
         floating = [item for item in node.inputs.values() if item.dtype.startswith(("float", "bfloat"))]
         is_plain = child < 0 and not backward and not node.children and len(floating) == 1
-        return Recomputed(
-            record, actual, golden, others, self._read(self._candidate, floating[0]) if is_plain else None
-        )
+        given = self._read(self._candidate, floating[0]) if is_plain else None
+        return Recomputed(record, actual, golden, others, given)
 
     def _find_same(self, node: Node, record: TensorRecord) -> Iterator[Variant]:
         """An earlier tensor of the same call that this one equals bit for bit: it was taken for it."""

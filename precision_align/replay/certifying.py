@@ -23,9 +23,10 @@ from precision_align.devices.dispatch import ExecutionMode
 from precision_align.devices.profiles import Profile
 from precision_align.numerics.judgement import Scale
 from precision_align.replay.execution import Execution, Recorded, Style
-from precision_align.replay.judging import CallJudging, Replayer, pick
+from precision_align.replay.judging import CallJudging, Replayer
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.replayability import NotReplayable
+from precision_align.replay.slots import pick
 from precision_align.replay.values import load_tensor, to_array
 
 # Sums of products in pieces of 32 from the end, other sums in blocks of 32: what another kernel may do.
