@@ -236,6 +236,7 @@ def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
             found.why,
             dict(found.metrics),
             found.limit and astuple(found.limit),
+            found.evidence,
             record and str(record.key),
         ]
         for place, (found, record) in verdicts.items()
@@ -245,10 +246,10 @@ def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
 def _decode_verdicts(targets: list[Any], find: Callable[[str], TensorRecord]) -> Verdicts:
     return {
         (child, path): (
-            Judgement(Status(status), why, metrics, limit and Limit(*limit)),
+            Judgement(Status(status), why, metrics, limit and Limit(*limit), evidence),
             None if key is None else find(key),
         )
-        for child, path, status, why, metrics, limit, key in targets
+        for child, path, status, why, metrics, limit, evidence, key in targets
     }
 
 

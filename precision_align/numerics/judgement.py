@@ -240,9 +240,7 @@ def _relative(error: Array, golden: Array) -> float:
     return float(np.linalg.norm(error)) / norm if norm > 0 else float(np.abs(error).max() > 0)
 
 
-def _find_ratio(
-    work: _Work, error: Array, native_error: Array, scale: Scale, dtype: Dtype
-) -> tuple[float, float]:
+def _find_ratio(work: _Work, error: Array, native_error: Array, scale: Scale, dtype: Dtype) -> tuple[float, float]:
     """(rho, the error of all values, relative to each, that alone makes a rho of 1)."""
     inner = _inner_roundoff(dtype)
     weight = work.scale + np.abs(work.golden) + dtype.eta / dtype.roundoff

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -15,7 +14,8 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
 from precision_align.replay.alternatives import list_alternatives
-from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
+from precision_align.replay.arithmetics import ArithmeticMode, choose_mode
+from precision_align.replay.bigcalls import judge_big_backward, judge_big_forward
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
@@ -33,7 +33,9 @@ from precision_align.replay.scales import (
 )
 from precision_align.replay.slots import (
     Slot,
+    Target,
     check_shares,
+    compare_kinds,
     list_backward_slots,
     list_cotangents,
     list_flag_differences,
@@ -45,22 +47,7 @@ from precision_align.replay.ties import Change, are_ties, excuse_near_ties
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
 
-# What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
-# leaves 0.7 and more.
-MODE_RESIDUAL = 0.1
 TIE_UNITS = 1.0  # rounding units a legitimate score may be off by; the draws reach 2.5 times that
-
-
-@dataclass(frozen=True)
-class Target:
-    """The verdict on one record: ``record`` is the candidate's tensor, None for a difference in non-tensor arguments of
-    the child call number ``child``; ``child`` is -1 for the call's own tensors.
-    """
-
-    child: int
-    path: str
-    record: Optional[TensorRecord]
-    judgement: Judgement
 
 
 class Replayer:
@@ -102,6 +89,9 @@ class Replayer:
 
     def judge_forward(self, node: Recorded) -> list[Target]:
         """Judge a call's outputs and buffers and, where it called children, what it gave them. Raises NotReplayable."""
+        sampled = judge_big_forward(self, node)
+        if sampled is not None:
+            return sampled
         native = self._run(node, Style(golden=False))
         if is_random(native[1]):
             return judge_random(self._dump, node, native[1])
@@ -115,6 +105,9 @@ class Replayer:
         """Judge the gradients that a call's own code computes: its inputs', its parameters', its children's outputs'.
         Raises NotReplayable.
         """
+        sampled = judge_big_backward(self, node)
+        if sampled is not None:
+            return sampled
         judging, slots = self._open_backward(node)
         targets = [judging.judge_slot(slot) for slot in slots]
         return [target for target in targets if target is not None]
@@ -165,10 +158,11 @@ class Replayer:
         return self._run_gradients(node, style, plan)[0] if backward else self._run(node, style, plan)[0]
 
     def _run(self, node: Recorded, style: Style, plan: Optional[Execution] = None) -> tuple[Execution, nn.Module]:
-        module, inside = self._prepare(node, style)
+        module, inside = self.prepare(node, style)
         return self._executor.execute(node, module, inside, style, plan), module
 
-    def _prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
+    def prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
+        """A copy of the module that a call ran, in a style, and those inside it by scope. Raises NotReplayable."""
         fresh = style.change or (torch.clone if style.gradients else None)
         if self._root is None:
             obstacle = find_obstacle(node.call.kind, self._attributes(node), bool(node.children))
@@ -188,7 +182,7 @@ class Replayer:
     def _run_gradients(
         self, node: Recorded, style: Style, plan: Optional[Execution] = None
     ) -> tuple[Execution, nn.Module]:
-        module, inside = self._prepare(node, style)
+        module, inside = self.prepare(node, style)
 
         def finish(result: Execution) -> None:
             for name, parameter in module._parameters.items():
@@ -264,7 +258,7 @@ class CallJudging:
         if native.layout != torch.strided:
             raise NotReplayable(f"{record.layout} results are not judged by replay")
         actual, same = to_array(load_tensor(self._replayer.dump, record)), to_array(native)
-        mismatch = _compare_kinds(record.dtype, dtype_name(native))
+        mismatch = compare_kinds(record.dtype, dtype_name(native))
         if mismatch is not None:
             return mismatch
         # a finer dtype than the reference's may hold what was computed in the reference's
@@ -286,27 +280,13 @@ class CallJudging:
         if judgement.status == Status.FAIL:
             judgement = self._excuse_ties(child, path, (actual, wide, same), scale, kind, judgement)
         if judgement.status == Status.FAIL and record.dtype == "float32":
-            return self._try_arithmetics(child, path, actual, wide, judgement)
+            return choose_mode(actual, wide, judgement, lambda mode: self._run_mode(mode, child, path))
         return judgement
 
-    def _try_arithmetics(self, child: int, path: str, actual: Array, golden: Array, judgement: Judgement) -> Judgement:
-        """Whether products in another arithmetic explain the error: then it is a mode, not a fault."""
-        if actual.shape != golden.shape:
-            return judgement
-        error = _measure_distance(actual, golden)
-        best: tuple[float, str] = (MODE_RESIDUAL, "")
-        for arithmetic in ARITHMETICS:
-            mode = ArithmeticMode(arithmetic)
-            style = Style(golden=False, gradients=self._backward, arithmetic=mode)
-            value = self._rerun(style, child, path)
-            if value is None or not mode.count or error == 0:
-                continue
-            left = _measure_distance(actual, to_array(value)) / error
-            best = min(best, (left, arithmetic.text))
-        if not best[1]:
-            return judgement
-        metrics = {**judgement.metrics, "mode_residual": best[0]}
-        return Judgement(Status.MODE, best[1], metrics, judgement.limit)
+    def _run_mode(self, mode: ArithmeticMode, child: int, path: str) -> Optional[Array]:
+        """The native replay of a result under an arithmetic mode."""
+        value = self._rerun(Style(golden=False, gradients=self._backward, arithmetic=mode), child, path)
+        return None if value is None else to_array(value)
 
     def _rerun(self, style: Style, child: int, path: str) -> Optional[torch.Tensor]:
         """One result in another style; None where the code does not run in it."""
@@ -338,7 +318,7 @@ class CallJudging:
             records = list(self._node.inputs.values())
             if len(records) == 1:
                 inputs = [load_tensor(self._replayer.dump, records[0]).to(torch.float64)]
-                module = self._replayer._prepare(self._node, Style(golden=True))[0].train(
+                module = self._replayer.prepare(self._node, Style(golden=True))[0].train(
                     self._replayer.is_training(self._node)
                 )
                 found = find_scale(module, inputs, golden)
@@ -377,24 +357,9 @@ class CallJudging:
         return exact
 
 
-def _measure_distance(left: Array, right: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
-
-
 def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
     if child >= 0:
         return run.given.get((child, path))
     if path.startswith("after."):
         return run.buffers.get(path[len("after.") :])
     return run.outputs.get(path)
-
-
-def _compare_kinds(actual: str, expected: str) -> Optional[Judgement]:
-    """A dtype of another kind, or one that keeps fewer bits than the reference's, is a fault of its own."""
-    if actual == expected:
-        return None
-    ours, theirs = dtype_of(actual), dtype_of(expected)
-    if ours.kind != theirs.kind or not ours.is_floating or ours.roundoff > theirs.roundoff:
-        return Judgement(Status.FAIL, f"dtype {actual}, the reference computes {expected}")
-    return None
