@@ -225,7 +225,7 @@ class BackwardJudge:
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
         gap = self._gap(record)
-        out = gap.metrics.get("raw_over_max", math.inf)
+        out = gap.size
         if gap.known and not gap.close and 0 < out <= RAW_GROWTH * entered < math.inf:
             note = f"{what}, and differs about as much as what it is made from"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)

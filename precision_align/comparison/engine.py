@@ -27,6 +27,7 @@ from precision_align.comparison.presence import check_common, find_interruptions
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import WEAKER
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
@@ -198,7 +199,9 @@ class Engine:
         notes += [*self._certificates.describe(), *self._note_flags()]
         notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
-        weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
+        weak = sum(
+            row.evidence in ("raw", *WEAKER) and row.status == Status.PASS and row.phase != Phase.STEP for row in rows
+        )
         if weak and not self._replay.is_given:
             notes.append(
                 f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "

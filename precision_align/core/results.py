@@ -58,7 +58,8 @@ class RecordResult:
     """The verdict on one recorded tensor of the candidate (or of the reference, when the candidate lacks it).
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
-    "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
+    "replay", "sampled" (replay of a part of the values), "certificate", "replay+certificate", "raw", "sketch",
+    "statistics" and "sample" (raw, where no more is stored), "forced" (raw, of a candidate forced from the reference),
     "sum" (total against shares), "structure" or "" where nothing could judge it; ``metrics``: all that were computed,
     raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
     ``source``: file:line of the user's code that made the call.
@@ -87,12 +88,14 @@ class RecordResult:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what was recorded was judged, in records and bytes."""
+    """How much of what was recorded was judged, in records and bytes; ``sampled``: judged records of which only a part
+    of the values was looked at."""
 
     recorded: int
     judged: int
     recorded_bytes: int
     judged_bytes: int
+    sampled: int = 0
 
     @property
     def share(self) -> float:

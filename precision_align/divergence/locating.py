@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.raw import SIZES
 from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
@@ -17,6 +18,10 @@ from precision_align.numerics.limits import raw_limit
 AMPLIFIER = 100.0
 _KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
 _RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_POWERS = {
+    "statistics": "statistics alone: values in the wrong places, and common factors within {power:.2g}, hide there",
+    "sketch": "sketch alone: relative L2 errors below {power:.2g} hide there",
+}
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
@@ -35,7 +40,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
     verdict, reason = _decide(comparison, first)
-    notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
+    notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *_note_amplifiers(comparison.rows)]
     notes += _note_limits(comparison.rows, first)
     warned = sum(row.status == Status.WARN for row in comparison.rows)
     if warned:
@@ -76,7 +81,11 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     where = f" (seen at {row.role} {row.path or 'value'})"
     provider = {
         "replay": "float64 replay on the candidate's own inputs",
+        "sampled": "float64 replay of a sample of the values, on the candidate's own inputs",
         "raw": "raw difference",
+        "sketch": "raw difference of the sketches",
+        "statistics": "raw difference of the statistics",
+        "sample": "raw difference of a sample of the values",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
         "forced": "forced comparison, on the reference's own inputs",
@@ -106,7 +115,8 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
         judged = [row for row in members if row.status not in _UNJUDGED]
         if members:
             sizes = sum(row.nbytes for row in members), sum(row.nbytes for row in judged)
-            coverage[phase] = Coverage(len(members), len(judged), *sizes)
+            sampled = sum(row.evidence in ("sampled", "sample") for row in judged)
+            coverage[phase] = Coverage(len(members), len(judged), *sizes, sampled)
     return coverage
 
 
@@ -161,8 +171,24 @@ def _find_hidden(comparison: Comparison) -> list[RecordResult]:
 
 
 def _differs(row: RecordResult) -> bool:
-    limit = raw_limit("float32") if row.limit is None or row.limit.metric != "raw_over_max" else row.limit.value
-    return row.metrics.get("raw_over_max", 0.0) > limit
+    if row.limit is not None and row.limit.metric in SIZES:
+        return row.metrics.get(row.limit.metric, 0.0) > row.limit.value
+    return row.metrics.get("raw_over_max", 0.0) > raw_limit("float32")
+
+
+def _note_power(rows: Sequence[RecordResult]) -> list[str]:
+    """What may hide in records that passed though less than their values was stored."""
+    notes = []
+    for evidence, text in _POWERS.items():
+        powers = [row.metrics.get("raw_power", 0.0) for row in rows if row.evidence == evidence and _has_passed(row)]
+        if powers:
+            who = "1 record" if len(powers) == 1 else f"{len(powers)} records"
+            notes.append(f"{who} passed by {text.format(power=max(powers))}")
+    return notes
+
+
+def _has_passed(row: RecordResult) -> bool:
+    return row.status in (Status.PASS, Status.WARN, Status.PROPAGATED)
 
 
 def _note_amplifiers(rows: Sequence[RecordResult]) -> list[str]:

@@ -1,8 +1,9 @@
 """How small an error the local test would have seen in a record that passed it.
 
 The error asked about is one relative size for all values, y = g (1 + e): the commonest fault (a scale, an epsilon, a
-constant), and the one that fixed tolerances overlook longest. Each test gives the e from which on it fails; single wrong
-values are seen from ``z`` alone. The candidate's own rounding adds to e or takes from it, so these are sizes, not edges.
+constant), and the one that fixed tolerances overlook longest. Each test gives the e from which on it fails; single
+wrong values are seen from ``z`` alone. The candidate's own rounding adds to e or takes from it, so these are sizes, not
+edges.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def _judge_rows(
         golden.append(golden_part)
         size.append(size_part)
         native.append(native_part)
-    values = [to_array(torch.cat(parts, 1)) for parts in (golden, native, size)]
-    found = _judge_block(part, to_array(actual[rows]), *values, kind, finite)
+    wide, own, scale = (to_array(torch.cat(parts, 1)) for parts in (golden, native, size))
+    found = _judge_block(part, to_array(actual[rows]), wide, own, scale, kind, finite)
     return _place(found, product, rows, torch.arange(product.num_columns))
 
 

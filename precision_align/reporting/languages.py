@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 
 from precision_align.reporting.trainingtexts import TRAINING
+from precision_align.reporting.visibilitytexts import VISIBILITY
 
 LANGUAGES = ("en", "zh")
 
@@ -407,4 +408,4 @@ _COMMANDS = {
 }
 
 TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **_COMMANDS}
-TEXTS.update(TRAINING)
+TEXTS.update({**TRAINING, **VISIBILITY})

@@ -1,4 +1,4 @@
-"""Big products judged by sampled rows, tails and Freivalds' check: faults are found, conforming builds are not flagged."""
+"""Big products judged by sampled rows, tails and Freivalds' check: faults are found, conforming builds pass."""
 
 from __future__ import annotations
 
