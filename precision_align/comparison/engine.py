@@ -16,6 +16,7 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.blindness import describe_blindness
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
@@ -219,6 +220,7 @@ class Engine:
             notes.append(f"{lacking} {stands} on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+        notes += describe_blindness(self._candidate)
         return list(dict.fromkeys(notes))
 
 
