@@ -8,6 +8,7 @@ from pathlib import Path
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
+from precision_align.training.health.costs import compare_costs, measure_costs
 from precision_align.training.health.facts import Facts, gather_facts
 from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
 from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
@@ -43,9 +44,11 @@ def check_health(
         *check_scales(facts),
         *check_replicas(facts, replicas),
     ]
+    costs = measure_costs(facts)
     if reference is not None:
         other = gather_facts(_open(reference))
         findings += [*compare_updates(facts, other), *compare_settings(facts, other)]
+        findings += compare_costs(costs, measure_costs(other))
     return HealthReport(
         path=_name(dump),
         steps=tuple(facts.dump.steps),
@@ -53,6 +56,7 @@ def check_health(
         findings=_order(findings),
         checks=_count_evidence(facts, reference is not None),
         notes=tuple(facts.dump.notes),
+        costs=costs,
     )
 
 
