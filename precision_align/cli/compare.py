@@ -59,6 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the records that must be judged before 'aligned' is believed (default: 0.5)",
     )
 
+    parser.add_argument(
+        "--time-budget",
+        metavar="SECONDS",
+        type=_seconds,
+        help="begin nothing more after so long; the most suspicious calls are judged first, and with -o the same "
+        "command goes on from there (default: judge all)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
 
 def _share(text: str) -> float:
     try:
@@ -128,7 +146,10 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
             raise
         for path in arguments.output:
             print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
-        journal.remove()
+        if report.is_partial:
+            journal.flush()
+        else:
+            journal.remove()
     return report
 
 
@@ -149,6 +170,7 @@ def _compare(
             progress=progress,
             reading=reading,
             journal=journal,
+            time_budget=arguments.time_budget,
         )
 
 

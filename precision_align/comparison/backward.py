@@ -231,6 +231,14 @@ class BackwardJudge:
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
         return row_from_raw(record, blame, gap, entered, what)
 
+    def list_results(self, node: Node) -> list[Pair]:
+        """What a call's own code made, with partners."""
+        return [(record, self._forward.find_partner(record)) for _, record in self._list_targets(node)]
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
+
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
         targets = [
             (-1, record) for path, record in node.gradients.items() if path.partition(".")[0] in ("input", "parameter")

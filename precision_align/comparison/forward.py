@@ -102,6 +102,14 @@ class ForwardJudge:
             rows.append(make_row(theirs[lost[0]], self._blame(node, index), Status.WARN, "structure", note=note))
         return rows
 
+    def list_results(self, node: Node) -> Iterator[Pair]:
+        """What a call's own code made, with partners."""
+        return ((record, self.find_partner(record)) for _, record in self._list_targets(node))
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
+
     def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
         for index, child in enumerate(node.children):
             for record in child.inputs.values():

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
+from precision_align.core.results import OUT_OF_TIME
 from precision_align.core.terms import Tier
 from precision_align.numerics.limits import raw_limit
 from precision_align.numerics.metrics import Difference, measure, measure_words
@@ -30,6 +32,9 @@ SKETCH_SIGMAS = 3.0
 # and random draws differ by less from some thousand values on.
 ZEROS = 16
 ZERO_SHARE = 0.02
+
+# How far apart two tensors seem whose hashes differ and whose statistics do not.
+UNSEEN = 1e-12
 
 _NAMES = [f"raw_{name}" for name in Difference._fields]
 # Counts that a report names only where there are any.
@@ -72,7 +77,14 @@ class Gap(NamedTuple):
 class RawComparer:
     """Measures pairs of records of two dumps, each once."""
 
-    def __init__(self, reference: Dump | None, candidate: Dump, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        reference: Dump | None,
+        candidate: Dump,
+        journal: Journal | None = None,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self._deadline = deadline or Deadline()
         self._reference = reference
         self._candidate = candidate
         self._journal = journal or Journal()
@@ -87,6 +99,21 @@ class RawComparer:
         if found is None:
             found = self._gaps[place] = self._measure(candidate, reference)
         return found
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether nothing may be read any more."""
+        return self._deadline.is_over()
+
+    def glance(self, candidate: TensorRecord, reference: TensorRecord | None) -> float:
+        """How far a pair seems apart, by what the index holds: 0 where nothing says that it is."""
+        if reference is None or self._reference is None or is_equal(candidate, reference):
+            return 0.0
+        if candidate.shape != reference.shape or not _same_pattern(candidate, reference):
+            return math.inf
+        if candidate.tier == reference.tier == Tier.SKETCH:
+            return self._measure_summary(candidate, reference, 0.0).size
+        return max(_measure_statistics(candidate, reference, 0.0).metrics.get("raw_statistics_moved", 0.0), UNSEEN)
 
     def are_equal(self, pairs: Iterable[Pair]) -> bool:
         """Whether every pair is bit-equal by hash; False where a hash is missing."""
@@ -123,6 +150,8 @@ class RawComparer:
         known = self._journal.recall(*place)
         if known is not None:
             return Gap(*known)
+        if self._deadline.is_over():
+            return Gap(False, False, False, {}, limit, "", OUT_OF_TIME)
         try:
             actual, expected = read_words(self._candidate, candidate), read_words(self._reference, reference)
         except KeyError:

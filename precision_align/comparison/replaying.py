@@ -13,11 +13,12 @@ from typing import Any
 from precision_align.alignment.names import align_names, strip_wrappers
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit
+from precision_align.core.results import OUT_OF_TIME, Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
 from precision_align.numerics.judgement import Judgement
@@ -37,7 +38,10 @@ class ReplayProvider:
     """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
     ``is_given`` where the user gave the reference's code."""
 
-    def __init__(self, alignment: Alignment, replay: Any, journal: Journal | None = None) -> None:
+    def __init__(
+        self, alignment: Alignment, replay: Any, journal: Journal | None = None, deadline: Deadline | None = None
+    ) -> None:
+        self._deadline = deadline or Deadline()
         self._alignment = alignment
         self._journal = journal or Journal()
         self.reason = "" if _has_torch() else "torch is not installed here: no replay, raw evidence only"
@@ -100,8 +104,8 @@ class ReplayProvider:
 
     def judge_update(self, update: Any) -> tuple[Mapping[Any, Judgement], str]:
         """(owner -> judgement, "") of an optimizer step (a replay.updates.Update), or ({}, why not)."""
-        if self.reason:
-            return {}, self.reason
+        if self.reason or self._deadline.is_over():
+            return {}, self.reason or OUT_OF_TIME
         try:
             found: Mapping[Any, Judgement] = import_module("precision_align.replay.updates").judge_update(
                 self._alignment.candidate.dump, update
@@ -141,7 +145,7 @@ class ReplayProvider:
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
         found, reason = self._recall(node, method)
-        if reason and method == "judge_forward":
+        if reason not in ("", OUT_OF_TIME) and method == "judge_forward":
             self._reasons[reason] += 1
         return found, reason
 
@@ -152,6 +156,8 @@ class ReplayProvider:
             return {}, obstacle
         place = (method, node.unit.rank, node.unit.step, node.call.identity)
         known = self._journal.recall(*place)
+        if known is None and self._deadline.is_over():
+            return {}, OUT_OF_TIME
         if known is None:
             verdicts, reason = self._try(node, method)
             is_loaded = not self._load_error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from precision_align.comparison.raw import Gap
 from precision_align.core.records import Call, TensorRecord
-from precision_align.core.results import Limit, RecordResult
+from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Site, Status
 from precision_align.numerics.judgement import Judgement
 
@@ -108,6 +108,9 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
     if not gap.known:
         note = gap.note or "nothing to compare"
         return make_row(record, blame, Status.INCONCLUSIVE, "", note="; ".join(filter(None, (note, reason))))
+    if reason == OUT_OF_TIME and not gap.equal and gap.close:
+        note = f"within the raw limit, which is not all that was to be asked; {reason}"
+        return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)
     if gap.equal or gap.close:
         note = "bit-equal to the reference" if gap.equal else "within the raw limit"
         note = "; ".join(filter(None, (note, gap.note)))

@@ -8,6 +8,9 @@ from typing import Any
 
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 
+# In the note of a record that a time budget left unjudged.
+OUT_OF_TIME = "not judged: the time budget was used up"
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -132,3 +135,8 @@ class Findings:
     reference: Mapping[str, Any] = field(default_factory=dict)
     candidate: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a time budget left records unjudged."""
+        return any(OUT_OF_TIME in record.note for record in self.records)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.engine import Comparison, Engine
 from precision_align.comparison.raw import SIZES
 from precision_align.comparison.rules import Rules
-from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
+from precision_align.comparison.walking import Progress
+from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 from precision_align.divergence.explanations import explain
 from precision_align.numerics.limits import raw_limit
@@ -41,7 +42,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     first = frontier[0] if frontier else None
     verdict, reason = _decide(comparison, first)
     notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *_note_amplifiers(comparison.rows)]
-    notes += _note_limits(comparison.rows, first)
+    notes += [*_note_limits(comparison.rows, first), *_note_late(comparison.rows)]
     warned = sum(row.status == Status.WARN for row in comparison.rows)
     if warned:
         who = "1 record is" if warned == 1 else f"{warned} records are"
@@ -126,6 +127,9 @@ def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, 
         return Verdict.DIVERGED, []
     if comparison.interrupted:
         return Verdict.NOT_COMPARABLE, []
+    late = sum(OUT_OF_TIME in row.note for row in comparison.rows)
+    if late:
+        return Verdict.NOT_COMPARABLE, [f"nothing that was judged differs, but {late} records were not judged in time"]
     hidden = _find_hidden(comparison)
     if hidden:
         return Verdict.NOT_COMPARABLE, [_phrase_hidden(hidden)]
@@ -174,6 +178,19 @@ def _differs(row: RecordResult) -> bool:
     if row.limit is not None and row.limit.metric in SIZES:
         return row.metrics.get(row.limit.metric, 0.0) > row.limit.value
     return row.metrics.get("raw_over_max", 0.0) > raw_limit("float32")
+
+
+def _note_late(rows: Sequence[RecordResult]) -> list[str]:
+    """What a time budget left out, and where it begins."""
+    late = [row for row in rows if OUT_OF_TIME in row.note]
+    if not late:
+        return []
+    scopes = list(dict.fromkeys(row.scope or "(root)" for row in late))
+    shown = ", ".join(scopes[:5]) + (f" and {len(scopes) - 5} more" if len(scopes) > 5 else "")
+    return [
+        f"the time budget was used up: {len(late)} records were not judged, in {shown} (from step {late[0].step}, "
+        f"{late[0].phase}, on); suspicious ones were judged first, and the same command with the same -o goes on"
+    ]
 
 
 def _note_power(rows: Sequence[RecordResult]) -> list[str]:

@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from precision_align.comparison.engine import Engine, Progress
+from precision_align.comparison.deadlines import Deadline
+from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
+from precision_align.comparison.walking import Progress
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
@@ -35,6 +37,7 @@ def compare(
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
+    time_budget: float | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -46,7 +49,9 @@ def compare(
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
     found, and has what an interrupted comparison of the same two sides found (see
-    :func:`~precision_align.workflows.resuming.open_journal`).
+    :func:`~precision_align.workflows.resuming.open_journal`). ``time_budget``: seconds after which no further call is
+    begun; the most suspicious ones, by hashes, statistics and sketches, are judged first, and what was not judged is
+    listed and never called aligned.
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -59,7 +64,7 @@ def compare(
     ours = _open(candidate, naming)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
-    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal, deadline=Deadline(time_budget))
     findings = find_divergence(engine, known, progress)
     report = finish(findings, theirs, ours, library)
     return replace(
