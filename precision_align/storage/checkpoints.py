@@ -114,13 +114,13 @@ def verify_reference(record: TensorRecord, dump: Path, words: Array) -> None:
 
 
 def _locate(file: Path, dump: Path) -> Path:
-    """Where it was, else under its name in the folders around the dump's file: rank, dump, and what the dump lies in."""
+    """Where it was, else under its name around the dump's file: the rank's folder, the dump, and what it lies in."""
     for place in (file, *(folder / file.name for folder in list(dump.absolute().parents)[:3])):
         if place.is_file():
             return place
     raise DumpDamaged(
-        f"the checkpoint {file} is gone, to which {dump} refers for its weights: put it back, or a copy beside the dump "
-        f"({dump.parent.parent / file.name}), or record again"
+        f"the checkpoint {file} is gone, to which {dump} refers for its weights: put it back, or a copy beside the "
+        f"dump ({dump.parent.parent / file.name}), or record again"
     )
 
 

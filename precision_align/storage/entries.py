@@ -33,7 +33,8 @@ class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
     ``source``: the record as it came, or the draft that makes it when asked; ``values``: those of the statistics;
-    ``words``: None where no payload is kept; ``checkpoint``: where it stands instead; ``sketch``: None where it is not stored; of the tier SAMPLE the sample.
+    ``words``: None where no payload is kept; ``checkpoint``: where it stands instead; ``sketch``: None where it is not
+    stored; of the tier SAMPLE the sample.
     """
 
     __slots__ = ("checkpoint", "digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
@@ -85,7 +86,8 @@ class Entry:
 class Finisher:
     """Turns drafts into entries; equal payloads are summarized once.
 
-    ``checkpoint``: parameters and buffers that stand in it are referred to; ``payloads``: False once the disk is full, to keep everything but payloads, with ``reason`` on each record.
+    ``checkpoint``: parameters and buffers that stand in it are referred to; ``payloads``: False once the disk is full,
+    to keep everything but payloads, with ``reason`` on each record.
     """
 
     def __init__(self, checkpoint: Checkpoint | None = None) -> None:
