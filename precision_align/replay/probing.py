@@ -158,8 +158,9 @@ def _compute(product: LinearProduct, columns: torch.Tensor) -> tuple[torch.Tenso
     part = product.select_columns(columns)
     weight, bias = part.weight, part.bias
     wide = None if bias is None else widen(bias)
-    golden = product.project(widen(weight), wide, widen)
-    size = product.project(widen(weight).abs(), None if wide is None else wide.abs(), lambda x: widen(x).abs())
+    heavy = widen(weight)
+    golden = product.project(heavy, wide, widen)
+    size = product.project(heavy.abs_(), None if wide is None else wide.abs(), lambda x: widen(x).abs())
     return golden, size, product.project(weight, bias, keep)
 
 
