@@ -140,17 +140,21 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
         try:
             report = _compare(reference, candidate, arguments, replay, journal)
         except KeyboardInterrupt:
-            journal.flush()
-            if journal.is_kept:
-                print_log(say(arguments.lang, "cli.kept", path=journal.path))
+            _keep(journal, arguments.lang)
             raise
         for path in arguments.output:
             print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
         if report.is_partial:
-            journal.flush()
+            _keep(journal, arguments.lang)
         else:
             journal.remove()
     return report
+
+
+def _keep(journal: Journal, language: str) -> None:
+    journal.flush()
+    if journal.is_kept:
+        print_log(say(language, "cli.kept", path=journal.path))
 
 
 def _compare(

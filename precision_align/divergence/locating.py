@@ -189,7 +189,7 @@ def _note_late(rows: Sequence[RecordResult]) -> list[str]:
     shown = ", ".join(scopes[:5]) + (f" and {len(scopes) - 5} more" if len(scopes) > 5 else "")
     return [
         f"the time budget was used up: {len(late)} records were not judged, in {shown} (from step {late[0].step}, "
-        f"{late[0].phase}, on); suspicious ones were judged first, and the same command with the same -o goes on"
+        f"{late[0].phase}, on); suspicious ones were judged first, and the same command with -o goes on from there"
     ]
 
 

@@ -16,7 +16,9 @@ from precision_align.replay.probing import EDGE, choose, probe_product
 from precision_align.replay.products import LinearProduct
 
 ROWS, LENGTH, COLUMNS = 512, 384, 320
-BENIGN = (Status.PASS, Status.WARN, Status.PROPAGATED)
+FLOAT16 = pytest.param(
+    torch.float16, marks=pytest.mark.skipif(torch.__version__ < "2.2", reason="no float16 products on the CPU")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,7 @@ def spoil(places, value):
     return change
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16])
 def test_a_conforming_build_is_not_flagged_and_the_row_says_sampled(judge, patch, dtype):
     (row,) = find(judge_change(judge, patch, dtype, reorder))
     assert (row.status, row.evidence) == (Status.PASS, "sampled")
@@ -222,6 +224,14 @@ def test_convolutions(judge, patch, wrong, padding):
     assert (row.status == Status.FAIL) == wrong
     if wrong:
         assert int(row.metrics["worst_index"]) == ((1 * 24 + 5) * 24 + 11) * 20 + 7
+
+
+def test_coverage_counts_them_apart(compare, patch):
+    reference, candidate = make_linear(torch.float32), make_linear(torch.float32)
+    patch(candidate.layer, reorder)
+    seen = compare(reference, candidate, lambda model: model(draw(ROWS, LENGTH))).coverage[Phase.FORWARD]
+    assert (seen.sampled, seen.judged) == (1, seen.recorded)
+    assert seen.judged > 1
 
 
 def test_small_products_are_judged_whole(judge, patch, monkeypatch):

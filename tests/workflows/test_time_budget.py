@@ -16,6 +16,7 @@ from precision_align.core.results import OUT_OF_TIME
 from precision_align.core.terms import Status, Verdict
 from precision_align.divergence.locating import locate
 from precision_align.storage.memory import MemorySink
+from precision_align.workflows import comparing
 
 DEPTH = 12
 torch.set_num_threads(1)
@@ -111,15 +112,16 @@ def test_enough_time_gives_what_no_budget_gives():
 
 def test_a_second_run_goes_on_where_the_first_one_stopped(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparing, "Deadline", lambda seconds: Deadline(seconds, Clock()))
     record(Net(), path="reference")
     record(Net(noisy=True), path="candidate")
     command = ["compare", "reference", "candidate", "-o", "report.json"]
-    assert main([*command, "--time-budget", "0.05"]) == 3
+    assert main([*command, "--time-budget", "20"]) == 3
     report = json.loads((tmp_path / "report.json").read_text())
     left = sum(OUT_OF_TIME in record["note"] for record in report["records"])
     assert left > 0
     assert (tmp_path / "report.json.partial").exists()
-    capsys.readouterr()
+    assert "kept in report.json.partial" in capsys.readouterr().err
     assert main(command) == 0
     assert "going on with" in capsys.readouterr().err
     assert not (tmp_path / "report.json.partial").exists()
