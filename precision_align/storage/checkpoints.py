@@ -21,6 +21,7 @@ from precision_align.storage.foreign.folders import READERS, find_files
 from precision_align.storage.foreign.items import Unreadable
 from precision_align.storage.hashing import digest_words
 from precision_align.storage.mapping import RESIDENT_BYTES, release_pages
+from precision_align.storage.remote import is_remote
 
 # The record's ``extra`` under this name: {"file": absolute path, "name": the tensor's}.
 EXTRA = "checkpoint"
@@ -115,7 +116,8 @@ def verify_reference(record: TensorRecord, dump: Path, words: Array) -> None:
 
 def _locate(file: Path, dump: Path) -> Path:
     """Where it was, else under its name around the dump's file: the rank's folder, the dump, and what it lies in."""
-    for place in (file, *(folder / file.name for folder in list(dump.absolute().parents)[:3])):
+    folders = [] if is_remote(dump) else list(dump.absolute().parents)[:3]
+    for place in (file, *(folder / file.name for folder in folders)):
         if place.is_file():
             return place
     raise DumpDamaged(

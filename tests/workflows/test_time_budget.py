@@ -127,6 +127,11 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(tmp_path, capsys, monk
     assert not (tmp_path / "report.json.partial").exists()
 
 
+def test_a_share_has_no_budget(capsys):
+    assert main(["compare", "a", "b", "-o", "r.json", "--shard", "1/2", "--time-budget", "9"]) == 2
+    assert "a share is measured whole" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
 def test_a_budget_that_is_none_is_refused(text, capsys):
     assert main(["compare", "a", "b", "--time-budget", text]) == 2

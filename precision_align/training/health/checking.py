@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
@@ -69,7 +68,7 @@ def _open(dump: Dump | str | os.PathLike[str]) -> Dump:
 
 
 def _name(dump: Dump | str | os.PathLike[str]) -> str:
-    return str(Path(dump)) if isinstance(dump, (str, os.PathLike)) else str(getattr(dump, "path", "the dump"))
+    return os.fspath(dump) if isinstance(dump, (str, os.PathLike)) else str(getattr(dump, "path", "the dump"))
 
 
 def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
