@@ -261,4 +261,4 @@ def share_out(nodes: Sequence[Node], count: int) -> list[int]:
     return shares
 
 
-__all__ = ["Comparison", "Engine", "Unit"]
+__all__ = ["Comparison", "Engine", "Progress", "Unit"]
