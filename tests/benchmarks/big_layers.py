@@ -186,7 +186,7 @@ def render(found: list[tuple[str, dict[str, Any], dict[str, Any]]], tokens: int)
     lines += [
         "",
         "Sampled are products of more than 2^31 multiplications; norms and embeddings are always judged whole. What a "
-        "sample can miss stands in docs/verdicts.md and beside each record.",
+        "sample can miss stands in docs/big-models.md and beside each record.",
         "",
     ]
     return "\n".join(lines)
