@@ -24,8 +24,9 @@ from precision_align.storage.checkpoints import EXTRA, Checkpoint, Reference
 from precision_align.storage.drafts import DeferredDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
-# Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
+# What may be kept as a reference to a checkpoint.
 _REFERRED = (Role.PARAMETER, Role.BUFFER)
+# Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
 WHOLE_BELOW = {Tier.SKETCH: WHOLE_BELOW_BYTES, Tier.SAMPLE: 8 * SAMPLES}
 
 
