@@ -112,6 +112,12 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         help="compress payloads (needs hdf5plugin: pip install 'precision-align[compress]')",
     )
     parser.add_argument(
+        "--weights-from",
+        metavar="CHECKPOINT",
+        help="a .pt or .safetensors file, or a folder of them: parameters and buffers that equal a tensor in it are "
+        "kept as a reference to it, not as a copy",
+    )
+    parser.add_argument(
         "--fsync",
         choices=FSYNC,
         default="never",
@@ -139,6 +145,7 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
         keep=arguments.keep,
         compress=arguments.compress,
         fsync=arguments.fsync,
+        weights_from=arguments.weights_from,
     )
 
 

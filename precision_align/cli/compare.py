@@ -76,6 +76,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.5,
         help="share of the records that must be judged before 'aligned' is believed (default: 0.5)",
     )
+    parser.add_argument(
+        "--time-budget",
+        metavar="SECONDS",
+        type=_seconds,
+        help="begin nothing more after so long; the most suspicious calls are judged first, and with -o the same "
+        "command goes on from there (default: judge all)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _share(text: str) -> float:
@@ -94,6 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments.output)
     if (arguments.shard or arguments.merge or arguments.dask) and not arguments.output:
         raise UsageError("--shard, --merge and --dask need -o FILE: the parts lie beside it")
+    if arguments.shard and arguments.time_budget:
+        raise UsageError("--time-budget is for a whole comparison: a share is measured whole, so leave one of them out")
     if arguments.shard:
         return _measure_shard(reference, candidate, arguments)
     report = _compare_and_save(reference, candidate, arguments)
@@ -139,14 +158,21 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
         try:
             report = _compare(reference, candidate, arguments, replay, journal)
         except KeyboardInterrupt:
-            journal.flush()
-            if journal.is_kept:
-                print_log(say(arguments.lang, "cli.kept", path=journal.path))
+            _keep(journal, arguments.lang)
             raise
         for path in arguments.output:
             print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
-        journal.remove()
+        if report.is_partial:
+            _keep(journal, arguments.lang)
+        else:
+            journal.remove()
     return report
+
+
+def _keep(journal: Journal, language: str) -> None:
+    journal.flush()
+    if journal.is_kept:
+        print_log(say(language, "cli.kept", path=journal.path))
 
 
 def _load_replay(arguments: argparse.Namespace) -> Any:
@@ -212,6 +238,7 @@ def _compare(
             progress=progress,
             reading=reading,
             journal=journal,
+            time_budget=arguments.time_budget,
         )
 
 

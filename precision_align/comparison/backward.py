@@ -225,11 +225,19 @@ class BackwardJudge:
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
         gap = self._gap(record)
-        out = gap.metrics.get("raw_over_max", math.inf)
+        out = gap.size
         if gap.known and not gap.close and 0 < out <= RAW_GROWTH * entered < math.inf:
             note = f"{what}, and differs about as much as what it is made from"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
         return row_from_raw(record, blame, gap, entered, what)
+
+    def list_results(self, node: Node) -> list[Pair]:
+        """What a call's own code made, with partners."""
+        return [(record, self._forward.find_partner(record)) for _, record in self._list_targets(node)]
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
 
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
         targets = [

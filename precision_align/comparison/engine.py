@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.blindness import describe_blindness
 from precision_align.comparison.boundaries import find_boundary, judge_collectives, note_short_ranks
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
 from precision_align.comparison.inputs import judge_inputs
@@ -29,16 +31,16 @@ from precision_align.comparison.presence import check_common, find_interruptions
 from precision_align.comparison.raw import Pair, RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import WEAKER
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
+from precision_align.comparison.walking import Progress, Walk
 from precision_align.core.dtypes import Array
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.storage.base import Dump
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -75,18 +77,22 @@ class Engine:
         replay: Any = None,
         rules: Rules | None = None,
         journal: Journal | None = None,
+        deadline: Deadline | None = None,
         ranks: Dump | None = None,
     ):
         """``ranks``: all ranks of the candidate, where that is these merged into one."""
+        self._deadline = deadline or Deadline()
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
-        self._raw = RawComparer(reference, candidate, journal)
+        self._raw = RawComparer(reference, candidate, journal, self._deadline)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
-        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
+        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(
+            self._alignment, replay, journal, self._deadline
+        )
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
         self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
@@ -100,21 +106,22 @@ class Engine:
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
+        self._deadline.start()
         rows: list[RecordResult] = []
-        done, total = 0, 2 * len(self._candidate.nodes)
         seen: set[int] = set()
-        for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
-            nodes = self._candidate.select_nodes(rank, step)
+        places = sorted({(unit.rank, unit.step) for unit in self._candidate.units})
+        steps = [self._candidate.select_nodes(rank, step) for rank, step in places]
+        judges = (self._forward, self._backward)
+        walk = Walk(judges, steps, self._raw, self._deadline, progress)
+        walk.judge_ahead()
+        for (rank, step), nodes in zip(places, steps):
             partner = self._find_partner_step(nodes)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
             rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
-            for judge in (self._forward.judge, self._backward.judge):
+            for judge in judges:
                 for node in nodes:
-                    rows += judge(node)
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
+                    rows += walk.take(judge, node)
             rows += self._recomputed.judge(rank, step)
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
@@ -231,7 +238,9 @@ class Engine:
         notes += [*self._certificates.describe(), *self._note_flags()]
         notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
-        weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
+        weak = sum(
+            row.evidence in ("raw", *WEAKER) and row.status == Status.PASS and row.phase != Phase.STEP for row in rows
+        )
         if weak and not self._replay.is_given:
             notes.append(
                 f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "
@@ -249,6 +258,7 @@ class Engine:
             notes.append(f"{lacking} {stands} on one side only (missing): see the table")
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+        notes += describe_blindness(self._candidate)
         return list(dict.fromkeys(notes))
 
 
@@ -262,4 +272,4 @@ def share_out(nodes: Sequence[Node], count: int) -> list[int]:
     return shares
 
 
-__all__ = ["Comparison", "Engine", "Unit"]
+__all__ = ["Comparison", "Engine", "Progress", "Unit"]

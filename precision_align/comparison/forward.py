@@ -102,6 +102,14 @@ class ForwardJudge:
             rows.append(make_row(theirs[lost[0]], self._blame(node, index), Status.WARN, "structure", note=note))
         return rows
 
+    def list_results(self, node: Node) -> Iterator[Pair]:
+        """What a call's own code made, with partners."""
+        return ((record, self.find_partner(record)) for _, record in self._list_targets(node))
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
+
     def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
         for index, child in enumerate(node.children):
             for record in child.inputs.values():
@@ -135,7 +143,7 @@ class ForwardJudge:
         if gap.close:
             note = "it draws random numbers, the same ones as the reference: the two runs agree"
             return replace(row, status=Status.PASS, evidence="raw", note=note)
-        if self._measure_sources(node, row.order) * RAW_GROWTH <= gap.metrics.get("raw_over_max", math.inf):
+        if self._measure_sources(node, row.order) * RAW_GROWTH <= gap.size:
             return row
         note = "it draws random numbers, so its replay says nothing, and its inputs differ already"
         return replace(row, status=Status.INCONCLUSIVE, evidence="", note=note)

@@ -164,7 +164,7 @@ class OperationJudge:
             blame = replace(blame, site=Site.PARAMETERS)
         elif operation.place.source == Source.ATEN and record.key.role == Role.INPUT:
             blame = replace(blame, site=Site.INPUTS)
-        limit = Limit("raw_over_max", gap.limit, f"raw limit of {record.dtype}")
+        limit = Limit(gap.metric, gap.limit, f"raw limit of {record.dtype}")
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
 
     def judge_uncalled(self, rows: Sequence[RecordResult]) -> list[RecordResult]:

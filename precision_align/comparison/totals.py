@@ -20,7 +20,7 @@ from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit, RecordResult
+from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
 from precision_align.numerics.relations import Relation, relate_to_sum
 
@@ -54,6 +54,10 @@ class TotalJudge:
         shares = _collect_shares(self._candidate, rank, step)
         other_shares = {} if reference is None or partner is None else _collect_shares(reference, rank, partner)
         relations: dict[Owner, tuple[Relation | None, Relation | None]] = {}
+        if self._raw.is_out_of_time:
+            return [
+                _row_in_time(record, owner, self._raw.gap(record, theirs.get(owner))) for owner, record in ours.items()
+            ]
         for owner, record in ours.items():
             relation = _relate(self._candidate, record, shares.get(owner, []))
             other = theirs.get(owner)
@@ -237,3 +241,11 @@ def _row_lacking(record: TensorRecord, owner: Owner, order: int) -> RecordResult
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
     note = f"no gradient reached {owner[1]} of {owner[0] or 'the root'} on the candidate"
     return make_row(record, blame, Status.FAIL, "structure", note=note, order=order)
+
+
+def _row_in_time(record: TensorRecord, owner: Owner, gap: Gap) -> RecordResult:
+    """What hashes say of it when nothing may be read any more."""
+    blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if gap.equal:
+        return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
+    return make_row(record, blame, Status.INCONCLUSIVE, "", note=OUT_OF_TIME)

@@ -8,6 +8,9 @@ from typing import Any
 
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 
+# In the note of a record that a time budget left unjudged.
+OUT_OF_TIME = "not judged: the time budget was used up"
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -58,7 +61,8 @@ class RecordResult:
     """The verdict on one recorded tensor of the candidate (or of the reference, when the candidate lacks it).
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
-    "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
+    "replay", "sampled" (replay of a part of the values), "certificate", "replay+certificate", "raw", "sketch",
+    "statistics" and "sample" (raw, where no more is stored), "forced" (raw, of a candidate forced from the reference),
     "sum" (total against shares), "ranks" (a collective's output against what all ranks gave), "structure" or "" where
     nothing could judge it; ``metrics``: all that were computed,
     raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
@@ -88,12 +92,14 @@ class RecordResult:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what was recorded was judged, in records and bytes."""
+    """How much of what was recorded was judged, in records and bytes; ``sampled``: judged records of which only a part
+    of the values was looked at."""
 
     recorded: int
     judged: int
     recorded_bytes: int
     judged_bytes: int
+    sampled: int = 0
 
     @property
     def share(self) -> float:
@@ -130,3 +136,8 @@ class Findings:
     reference: Mapping[str, Any] = field(default_factory=dict)
     candidate: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a time budget left records unjudged."""
+        return any(OUT_OF_TIME in record.note for record in self.records)

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precision_align.comparison.boundaries import EVIDENCE
-from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.engine import Comparison, Engine
+from precision_align.comparison.raw import SIZES
 from precision_align.comparison.rules import Rules
-from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
+from precision_align.comparison.walking import Progress
+from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 from precision_align.divergence.explanations import explain
 from precision_align.numerics.limits import raw_limit
@@ -18,6 +20,10 @@ from precision_align.numerics.limits import raw_limit
 AMPLIFIER = 100.0
 _KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
 _RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_POWERS = {
+    "statistics": "statistics alone: values in the wrong places, and common factors within {power:.2g}, hide there",
+    "sketch": "sketch alone: relative L2 errors below {power:.2g} hide there",
+}
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
@@ -36,8 +42,8 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
     verdict, reason = _decide(comparison, first)
-    notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
-    notes += _note_limits(comparison.rows, first)
+    notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *_note_amplifiers(comparison.rows)]
+    notes += [*_note_limits(comparison.rows, first), *_note_late(comparison.rows)]
     warned = sum(row.status == Status.WARN for row in comparison.rows)
     if warned:
         who = "1 record is" if warned == 1 else f"{warned} records are"
@@ -77,7 +83,11 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     where = f" (seen at {row.role} {row.path or 'value'})"
     provider = {
         "replay": "float64 replay on the candidate's own inputs",
+        "sampled": "float64 replay of a sample of the values, on the candidate's own inputs",
         "raw": "raw difference",
+        "sketch": "raw difference of the sketches",
+        "statistics": "raw difference of the statistics",
+        "sample": "raw difference of a sample of the values",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
         EVIDENCE: "what all ranks gave to the collective",
@@ -108,7 +118,8 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
         judged = [row for row in members if row.status not in _UNJUDGED]
         if members:
             sizes = sum(row.nbytes for row in members), sum(row.nbytes for row in judged)
-            coverage[phase] = Coverage(len(members), len(judged), *sizes)
+            sampled = sum(row.evidence in ("sampled", "sample") for row in judged)
+            coverage[phase] = Coverage(len(members), len(judged), *sizes, sampled)
     return coverage
 
 
@@ -118,6 +129,9 @@ def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, 
         return Verdict.DIVERGED, []
     if comparison.interrupted:
         return Verdict.NOT_COMPARABLE, []
+    late = sum(OUT_OF_TIME in row.note for row in comparison.rows)
+    if late:
+        return Verdict.NOT_COMPARABLE, [f"nothing that was judged differs, but {late} records were not judged in time"]
     hidden = _find_hidden(comparison)
     if hidden:
         return Verdict.NOT_COMPARABLE, [_phrase_hidden(hidden)]
@@ -163,8 +177,37 @@ def _find_hidden(comparison: Comparison) -> list[RecordResult]:
 
 
 def _differs(row: RecordResult) -> bool:
-    limit = raw_limit("float32") if row.limit is None or row.limit.metric != "raw_over_max" else row.limit.value
-    return row.metrics.get("raw_over_max", 0.0) > limit
+    if row.limit is not None and row.limit.metric in SIZES:
+        return row.metrics.get(row.limit.metric, 0.0) > row.limit.value
+    return row.metrics.get("raw_over_max", 0.0) > raw_limit("float32")
+
+
+def _note_late(rows: Sequence[RecordResult]) -> list[str]:
+    """What a time budget left out, and where it begins."""
+    late = [row for row in rows if OUT_OF_TIME in row.note]
+    if not late:
+        return []
+    scopes = list(dict.fromkeys(row.scope or "(root)" for row in late))
+    shown = ", ".join(scopes[:5]) + (f" and {len(scopes) - 5} more" if len(scopes) > 5 else "")
+    return [
+        f"the time budget was used up: {len(late)} records were not judged, in {shown} (from step {late[0].step}, "
+        f"{late[0].phase}, on); suspicious ones were judged first, and the same command with -o goes on from there"
+    ]
+
+
+def _note_power(rows: Sequence[RecordResult]) -> list[str]:
+    """What may hide in records that passed though less than their values was stored."""
+    notes = []
+    for evidence, text in _POWERS.items():
+        powers = [row.metrics.get("raw_power", 0.0) for row in rows if row.evidence == evidence and _has_passed(row)]
+        if powers:
+            who = "1 record" if len(powers) == 1 else f"{len(powers)} records"
+            notes.append(f"{who} passed by {text.format(power=max(powers))}")
+    return notes
+
+
+def _has_passed(row: RecordResult) -> bool:
+    return row.status in (Status.PASS, Status.WARN, Status.PROPAGATED)
 
 
 def _note_amplifiers(rows: Sequence[RecordResult]) -> list[str]:

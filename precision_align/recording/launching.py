@@ -45,7 +45,8 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
             _check_folder(options, options.begin.save)
     launch = Launch() if launch is None else launch
     launch.started = True
-    launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
+    if options.dry_run:
+        launch.counted = CountingSink(_count_enough(options), options.limits.storage.weights_from)
     with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
         run()
     return launch

@@ -186,7 +186,7 @@ class Watch:
         self._session = ExitStack()
         self._options = replace(self._options, overwrite=True)
         if self._launch.counted is not None:
-            self._launch.counted = CountingSink(self._launch.counted.enough)
+            self._launch.counted = CountingSink(self._launch.counted.enough, self._options.limits.storage.weights_from)
         self._begin(module)
 
     def _familiarize(self, module: torch.nn.Module) -> None:

@@ -22,6 +22,7 @@ from precision_align.reporting.serialization import (
     encode_findings,
     encode_free,
 )
+from precision_align.reporting.visibility import encode_detectability
 
 _SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv")
 
@@ -110,6 +111,7 @@ def format_json(report: Findings) -> str:
     """JSON with one record a line: fast to write, and fit for grep and diff. ASCII only."""
     data = encode_findings(report)
     records = data.pop("records")
+    data["detectability"] = encode_detectability(report)
     head = json.dumps(data, indent=1, allow_nan=False)[:-2]
     lines = ",\n".join("  " + json.dumps(record, allow_nan=False) for record in records)
     body = f"[\n{lines}\n ]" if records else "[]"

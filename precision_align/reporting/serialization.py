@@ -148,6 +148,7 @@ def encode_coverage(coverage: Coverage) -> dict[str, int]:
         "judged": int(coverage.judged),
         "recorded_bytes": int(coverage.recorded_bytes),
         "judged_bytes": int(coverage.judged_bytes),
+        "sampled": int(coverage.sampled),
     }
 
 
@@ -306,7 +307,8 @@ def _record(value: Any) -> RecordResult:
 
 def _coverage(value: Any) -> Coverage:
     names = ("recorded", "judged", "recorded_bytes", "judged_bytes")
-    return Coverage(*(_whole(value[name]) for name in names))
+    recorded, judged, recorded_bytes, judged_bytes = (_whole(value[name]) for name in names)
+    return Coverage(recorded, judged, recorded_bytes, judged_bytes, _whole(value.get("sampled", 0)))
 
 
 def _curve(value: Any) -> Curve:

@@ -91,6 +91,7 @@ def total_coverage(findings: Findings) -> Coverage:
         sum(part.judged for part in parts),
         sum(part.recorded_bytes for part in parts),
         sum(part.judged_bytes for part in parts),
+        sum(part.sampled for part in parts),
     )
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from precision_align.alignment.layouts import Layouts, read_layouts
 from precision_align.alignment.merging import MergedDump
-from precision_align.comparison.engine import Engine, Progress
+from precision_align.comparison.deadlines import Deadline
+from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
+from precision_align.comparison.walking import Progress
 from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
@@ -40,6 +42,7 @@ def compare(
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
+    time_budget: float | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -53,7 +56,9 @@ def compare(
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
     found, and has what an interrupted comparison of the same two sides found (see
-    :func:`~precision_align.workflows.resuming.open_journal`).
+    :func:`~precision_align.workflows.resuming.open_journal`). ``time_budget``: seconds after which no further call is
+    begun; the most suspicious ones, by hashes, statistics and sketches, are judged first, and what was not judged is
+    listed and never called aligned.
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -70,7 +75,13 @@ def compare(
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
     merged = merge_ranks(theirs, ours, layout)
     engine = Engine(
-        theirs, merged or ours, replay=replay, rules=known, journal=journal, ranks=None if merged is None else ours
+        theirs,
+        merged or ours,
+        replay=replay,
+        rules=known,
+        journal=journal,
+        deadline=Deadline(time_budget),
+        ranks=None if merged is None else ours,
     )
     findings = find_divergence(engine, known, progress)
     if merged is not None and theirs is not None:
