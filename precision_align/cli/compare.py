@@ -35,6 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; it is imported",
     )
+    parser.add_argument(
+        "--again",
+        metavar="DUMP",
+        action="append",
+        default=[],
+        help="a further run of the candidate on the same data: what differs on bit-equal inputs is nondeterministic; "
+        "may be given more than once",
+    )
+    parser.add_argument(
+        "--reference-again", metavar="DUMP", action="append", default=[], help="a further run of the reference"
+    )
     parser.add_argument("--rules", metavar="FILE", help="a TOML file with rules of yours, each with its reason")
     parser.add_argument("--library", metavar="DIR", help="an operator library of yours instead of the bundled one")
     parser.add_argument(
@@ -146,6 +157,8 @@ def _compare(
             replay=replay,
             library=arguments.library,
             naming=arguments.naming,
+            again=arguments.again,
+            reference_again=arguments.reference_again,
             progress=progress,
             reading=reading,
             journal=journal,

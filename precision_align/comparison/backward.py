@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
@@ -13,7 +13,7 @@ from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
-from precision_align.comparison.rows import RAW_GROWTH, Blame, blame_call, make_row, row_from_judgement, row_from_raw
+from precision_align.comparison.rows import RAW_GROWTH, Blame, Traced, blame_call, make_row, row_from_judgement, row_from_raw
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
@@ -71,6 +71,11 @@ class BackwardJudge:
                 reason = "a sum over all consumers, not this call's share"
             rows.append(row_from_raw(record, blame, gap, self._measure_sources(node, record.order), reason))
         return rows
+
+    def trace(self, node: Node) -> Iterator[Traced]:
+        """Each gradient that a call's own code computes, and everything that it is computed from."""
+        for child, record in self._list_targets(node):
+            yield self._blame(node, child), (record, self._forward.find_partner(record)), self._sources(node, record.order)
 
     def judge_lacking(self, nodes: Sequence[Node]) -> list[RecordResult]:
         """Activation gradients that the reference has and the candidate has not: the graph is cut somewhere.

@@ -24,8 +24,9 @@ from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
-from precision_align.comparison.raw import Pair, RawComparer
+from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
+from precision_align.comparison.repetition import repeat
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
@@ -73,23 +74,28 @@ class Engine:
         replay: Any = None,
         rules: Rules | None = None,
         journal: Journal | None = None,
+        again: Sequence[Dump] = (),
+        reference_again: Sequence[Dump] = (),
     ):
+        """``again``, ``reference_again``: dumps of further runs of the same programs, on the same data."""
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
+        self._repeated = repeat(self._candidate, again)
+        self._reference_repeated = repeat(self._reference, reference_again)
         self._raw = RawComparer(reference, candidate, journal)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
         self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
+        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._alignment.pair_owned, self._certificates)
         self._forward.index_partners(self._candidate.nodes)
         self._recomputed = RecomputationJudge(self._candidate)
         self._backward = BackwardJudge(
-            self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
+            self._alignment, self._raw, self._replay, self._forward, self._alignment.pair_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
 
@@ -121,7 +127,7 @@ class Engine:
         rows += lost
         rows = [mark_row(row) for row in rows] if self._is_forced else rows
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
-        rows = [self._rules.apply(row) for row in rows]
+        rows = [self._rules.apply(self._repeated.apply(row)) for row in rows]
         alone = rows if self.operations.is_alone else []
         roots = frozenset(
             {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
@@ -169,20 +175,9 @@ class Engine:
                 return partner.step
         return None
 
-    def _list_owned(self, node: Node) -> list[Pair]:
-        """A node's own parameters with their partners."""
-        unit, partner = node.unit, self._alignment.units.get(node.unit)
-        kind = Role.PARAMETER, Phase.FORWARD
-        ours = self._candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
-        theirs = (
-            self._reference.select_owned(partner.rank, partner.step, *kind, node.scope)
-            if self._reference is not None and partner is not None
-            else {}
-        )
-        return [(record, theirs.get(place)) for place, record in ours.items()]
-
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
         notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        notes += [*self._repeated.describe("the candidate"), *self._reference_repeated.describe("the reference")]
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precision_align.comparison.raw import Gap
+from precision_align.comparison.raw import Gap, Pair
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.results import Limit, RecordResult
 from precision_align.core.terms import Phase, Site, Status
@@ -26,6 +26,10 @@ class Blame:
     call: int
     op: str
     source: str = ""
+
+
+# A result with its partner, whose code it is the result of, and everything that it is computed from.
+Traced = tuple[Blame, Pair, list[Pair]]
 
 
 def shorten(kind: str) -> str:

@@ -30,6 +30,7 @@ class Status(Term):
     WARN = "warn"
     FAIL = "fail"
     RANDOM = "random"
+    NONDETERMINISTIC = "nondeterministic"
     MODE = "mode"
     PROPAGATED = "propagated"
     INCONCLUSIVE = "inconclusive"
@@ -58,9 +59,12 @@ class Site(Term):
 
 
 class Kind(Term):
-    """The nature of a divergence: a fault, an arithmetic mode (HF32, saturation), or a differing random mask."""
+    """The nature of a divergence: a fault, a candidate that differs from itself, an arithmetic mode (HF32, saturation),
+    or a differing random mask.
+    """
 
     ORIGIN = "origin"
+    NONDETERMINISTIC = "nondeterministic"
     MODE = "mode"
     RANDOM = "random"
 

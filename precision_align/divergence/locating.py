@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
@@ -15,8 +16,13 @@ from precision_align.numerics.limits import raw_limit
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
 AMPLIFIER = 100.0
-_KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
-_RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_KINDS = {
+    Status.FAIL: Kind.ORIGIN,
+    Status.NONDETERMINISTIC: Kind.NONDETERMINISTIC,
+    Status.MODE: Kind.MODE,
+    Status.RANDOM: Kind.RANDOM,
+}
+_RANKED = (Kind.ORIGIN, Kind.NONDETERMINISTIC, Kind.MODE, Kind.RANDOM)
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
@@ -34,6 +40,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     declared = rules or Rules()
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
+    frontier += find_harmless(comparison.rows, frontier)
     verdict, reason = _decide(comparison, first)
     notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
     notes += _note_limits(comparison.rows, first)
@@ -69,6 +76,17 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
             continue
         found.setdefault((kind, row.rank, row.scope, row.site, row.phase), make_divergence(row, kind))
     return sorted(found.values(), key=lambda divergence: _RANKED.index(divergence.kind))
+
+
+def find_harmless(rows: Iterable[RecordResult], frontier: Sequence[Divergence]) -> list[Divergence]:
+    """Where the candidate differs from itself no more than arithmetic explains: findings, but no divergence."""
+    known = {(found.rank, found.scope, found.site, found.phase) for found in frontier}
+    found: dict[tuple[object, ...], Divergence] = {}
+    for row in rows:
+        place = (row.rank, row.scope, row.site, row.phase)
+        if MARK in row.metrics and row.status not in _KINDS and place not in known:
+            found.setdefault(place, make_divergence(row, Kind.NONDETERMINISTIC))
+    return list(found.values())
 
 
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:

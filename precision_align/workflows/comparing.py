@@ -32,6 +32,8 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
+    again: Sequence[Any] = (),
+    reference_again: Sequence[Any] = (),
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
@@ -42,6 +44,8 @@ def compare(
     is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
+    ``again``, ``reference_again``: further runs of the candidate and of the reference, on the same data: what differs
+    between them on bit-equal inputs is nondeterministic, a finding of its own kind, and an error within it no origin.
     ``naming``: what the tensors of a side that is files of another tool are (see
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
@@ -54,12 +58,17 @@ def compare(
         raise UsageError("compare needs a candidate: the dump of the run that is under suspicion")
     if reference is None and replay is None:
         raise UsageError("compare needs a reference dump, or the reference's code with replay=")
+    if reference is None and reference_again:
+        raise UsageError("further runs of the reference need the reference itself")
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
     theirs = None if reference is None else _open(reference, naming)
     ours = _open(candidate, naming)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
-    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    further, theirs_further = ([_open(side, naming) for side in sides] for sides in (again, reference_again))
+    engine = Engine(
+        theirs, ours, replay=replay, rules=known, journal=journal, again=further, reference_again=theirs_further
+    )
     findings = find_divergence(engine, known, progress)
     report = finish(findings, theirs, ours, library)
     return replace(
