@@ -28,6 +28,7 @@ from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.repetition import repeat
 from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import note_disagreements
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
@@ -190,7 +191,7 @@ class Engine:
                     f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
                     "are held against their own first pass"
                 )
-        notes += [*self._certificates.describe(), *self._note_flags()]
+        notes += [*self._certificates.describe(), *note_disagreements(rows), *self._note_flags()]
         notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
         weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)

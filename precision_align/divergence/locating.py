@@ -97,6 +97,7 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
         "raw": "raw difference",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
+        "replay+forced": "float64 replay and forced comparison, on the reference's own inputs",
         "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(

@@ -11,7 +11,7 @@ from typing import Any
 from precision_align.comparison.engine import Engine, Progress
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
-from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
+from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
@@ -65,17 +65,39 @@ def compare(
     ours = _open(candidate, naming)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
+    theirs, lacking = leave_out_empty(theirs, replay)
     further, theirs_further = ([_open(side, naming) for side in sides] for sides in (again, reference_again))
     engine = Engine(
         theirs, ours, replay=replay, rules=known, journal=journal, again=further, reference_again=theirs_further
     )
     findings = find_divergence(engine, known, progress)
-    report = finish(findings, theirs, ours, library)
+    report = finish(add_note(findings, lacking), theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
         candidate=name_path(report.candidate, candidate),
     )
+
+
+def leave_out_empty(reference: Dump | None, replay: Any) -> tuple[Dump | None, str]:
+    """(reference, ""), or (None, why) where it recorded not one call and its code is there to judge by.
+
+    Raises NothingCaptured where there is no code either.
+    """
+    if reference is None or reference.calls:
+        return reference, ""
+    reason = f": {reference.notes[0]}" if reference.notes else ""
+    if replay is None:
+        raise NothingCaptured(f"the reference's dump holds not one call, so there is nothing to compare with{reason}")
+    return None, f"the reference recorded not one call, so the candidate is judged by the reference's code alone{reason}"
+
+
+def add_note(findings: Findings, note: str) -> Findings:
+    """With one more note, in front; behind the first where that says why there is no verdict."""
+    if not note:
+        return findings
+    place = int(findings.verdict == Verdict.NOT_COMPARABLE)
+    return replace(findings, notes=[*findings.notes[:place], note, *findings.notes[place:]])
 
 
 def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:

@@ -13,7 +13,7 @@ from precision_align.core.errors import NothingCaptured, UsageError
 from precision_align.divergence.locating import find_divergence
 from precision_align.reporting.report import Report
 from precision_align.storage.memory import MemorySink
-from precision_align.workflows.comparing import finish
+from precision_align.workflows.comparing import add_note, finish, leave_out_empty
 
 Step = Callable[[Any, Any], Any]
 
@@ -42,11 +42,11 @@ def lockstep(
     _check(reference, candidate, optimizers)
     run = step or call_module
     count = steps if steps is not None else (2 if optimizers is not None else 1)
-    theirs, ours = optimizers if optimizers is not None else (None, None)
+    updates = optimizers if optimizers is not None else (None, None)
     fed = copy_inputs(inputs) if candidate_inputs is None else candidate_inputs
     dumps = []
     with same_randomness() as rewind:
-        for module, batch, optimizer in ((reference, inputs, theirs), (candidate, fed, ours)):
+        for module, batch, optimizer in ((reference, inputs, updates[0]), (candidate, fed, updates[1])):
             rewind()
             sink = MemorySink()
             capture = import_module("precision_align.recording.session").capture
@@ -58,8 +58,9 @@ def lockstep(
                         run(module, batch)
             dumps.append(sink.dump())
     known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
-    findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
-    return finish(findings, dumps[0], dumps[1], library)
+    theirs, lacking = leave_out_empty(dumps[0], reference)
+    findings = find_divergence(Engine(theirs, dumps[1], replay=reference, rules=known), known)
+    return finish(add_note(findings, lacking), theirs, dumps[1], library)
 
 
 def copy_inputs(inputs: Any) -> Any:
