@@ -30,6 +30,7 @@ _EXPORTS = {
     "read_zoom_plan": "precision_align.recording.zoomplans",
     "compare": "precision_align.workflows.comparing",
     "certify": "precision_align.workflows.certifying",
+    "rejudge": "precision_align.workflows.rejudging",
     "lockstep": "precision_align.workflows.lockstep",
     "assert_aligned": "precision_align.workflows.assertions",
     "Report": "precision_align.reporting.report",

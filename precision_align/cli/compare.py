@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="save the report: .html, .json, .md, .xml (JUnit) or .csv; may be given more than once",
     )
+    add_minimum(parser)
+
+
+def add_minimum(parser: argparse.ArgumentParser) -> None:
+    """--min-coverage."""
     parser.add_argument(
         "--min-coverage",
         metavar="SHARE",
@@ -87,6 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments.output)
     report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
+    return finish(report, arguments)
+
+
+def finish(report: Report, arguments: argparse.Namespace) -> int:
+    """The exit status of a report; says on stderr where too little was judged to call it aligned."""
     status = find_status(report, arguments.min_coverage)
     if status == NOT_COMPARABLE and report.verdict == Verdict.ALIGNED:
         print_log(_phrase_coverage(report, arguments.min_coverage, arguments.lang))

@@ -6,7 +6,6 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,12 +205,6 @@ class Engine:
                 f"{sampled} record{'s were' if sampled > 1 else ' was'} compared by a sample of the elements: what a "
                 "sample shows stands beside each, and a fault in fewer elements may hide there"
             )
-        lacking = sum(row.status == Status.MISSING for row in rows)
-        if lacking:
-            stands = "record stands" if lacking == 1 else "records stand"
-            notes.append(f"{lacking} {stands} on one side only (missing): see the table")
-        reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
-        notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
         return list(dict.fromkeys(notes))
 
 

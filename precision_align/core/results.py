@@ -61,7 +61,8 @@ class RecordResult:
     "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
     "replay+forced", "sum" (total against shares), "structure" or "" where nothing could judge it; ``metrics``: all that
     were computed, raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the
-    candidate's walk; ``source``: file:line of the user's code that made the call.
+    candidate's walk; ``source``: file:line of the user's code that made the call; ``found``, ``found_note``: status and
+    note before a rule changed them, None and "" where none did.
     """
 
     key: str
@@ -83,6 +84,8 @@ class RecordResult:
     nbytes: int = 0
     order: int = 0
     source: str = ""
+    found: Status | None = None
+    found_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,8 @@ class Findings:
 
     ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
     ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
-    and other series.
+    and other series; ``roots``: scopes whose calls no other module makes; ``interrupted``: a run was cut off, and the
+    other side has records without a partner for it.
     """
 
     verdict: Verdict
@@ -129,3 +133,5 @@ class Findings:
     reference: Mapping[str, Any] = field(default_factory=dict)
     candidate: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
+    roots: Sequence[str] = ()
+    interrupted: bool = False

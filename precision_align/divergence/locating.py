@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -42,12 +43,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     first = frontier[0] if frontier else None
     frontier += find_harmless(comparison.rows, frontier)
     verdict, reason = _decide(comparison, first)
-    notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
-    notes += _note_limits(comparison.rows, first)
-    warned = sum(row.status == Status.WARN for row in comparison.rows)
-    if warned:
-        who = "1 record is" if warned == 1 else f"{warned} records are"
-        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    notes = [*reason, *comparison.notes, *declared.describe(comparison.rows), *note_rows(comparison.rows, first)]
     return Findings(
         verdict=verdict,
         first=first,
@@ -55,7 +51,26 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
         records=comparison.rows,
         notes=notes,
         coverage=measure_coverage(comparison.rows),
+        roots=sorted(comparison.roots),
+        interrupted=comparison.interrupted,
     )
+
+
+def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[str]:
+    """Notes that follow from the verdicts on the records alone."""
+    notes = []
+    lacking = sum(row.status == Status.MISSING for row in rows)
+    if lacking:
+        stands = "record stands" if lacking == 1 else "records stand"
+        notes.append(f"{lacking} {stands} on one side only (missing): see the table")
+    reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
+    notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+    notes += [*_note_amplifiers(rows), *_note_limits(rows, first)]
+    warned = sum(row.status == Status.WARN for row in rows)
+    if warned:
+        who = "1 record is" if warned == 1 else f"{warned} records are"
+        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    return notes
 
 
 def explain_first(engine: Engine, first: Divergence) -> Divergence:

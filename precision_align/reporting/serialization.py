@@ -40,6 +40,8 @@ def encode_findings(findings: Findings) -> dict[str, Any]:
         "reference": encode_free(findings.reference),
         "candidate": encode_free(findings.candidate),
         "curves": [encode_curve(curve) for curve in findings.curves],
+        "roots": [str(scope) for scope in findings.roots],
+        "interrupted": bool(findings.interrupted),
         "records": [encode_record(record) for record in findings.records],
     }
 
@@ -138,6 +140,7 @@ def encode_record(record: RecordResult) -> dict[str, Any]:
         "nbytes": int(record.nbytes),
         "order": int(record.order),
         "source": record.source,
+        **({} if record.found is None else {"found": str(record.found), "found_note": record.found_note}),
     }
 
 
@@ -178,6 +181,8 @@ def decode_findings(data: Mapping[str, Any]) -> dict[str, Any]:
         "reference": _decode("reference", _free_mapping, data.get("reference", {})),
         "candidate": _decode("candidate", _free_mapping, data.get("candidate", {})),
         "curves": _decode_all("curves", _curve, data.get("curves", [])),
+        "roots": _decode_all("roots", _text, data.get("roots", [])),
+        "interrupted": bool(data.get("interrupted", False)),
     }
 
 
@@ -301,6 +306,8 @@ def _record(value: Any) -> RecordResult:
         nbytes=_whole(value["nbytes"]),
         order=_whole(value["order"]),
         source=_text(value["source"]),
+        found=Status(value["found"]) if "found" in value else None,
+        found_note=_text(value.get("found_note", "")),
     )
 
 

@@ -119,7 +119,7 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     rows, notes = find_mappings({found.op for found in findings.frontier}, library)
     frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
     first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
-    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
+    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted")}
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
     return Report(
