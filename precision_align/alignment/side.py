@@ -67,9 +67,12 @@ class Node:
 
 
 class Side:
-    """One run of a comparison. ``steps``: (rank, step) -> the optimizers' calls."""
+    """One run of a comparison. ``steps``: (rank, step) -> the optimizers' calls.
 
-    def __init__(self, dump: Dump) -> None:
+    ``renames``: aligned scope -> the name that the other run has for it.
+    """
+
+    def __init__(self, dump: Dump, renames: Mapping[str, str] | None = None) -> None:
         self.dump = dump
         self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OTHER_SCOPES)]
         self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
@@ -82,7 +85,10 @@ class Side:
         self._updates: dict[tuple[int, int], list[tuple[Owner, TensorRecord]]] = defaultdict(list)
         owned = [record for record in dump.records if not self._file_call(record)]
         scopes = [*dump.info.modules, *(call.scope for call in self.calls)]
-        self.names = align_names(scopes, dump.info.modules, self._find_working())
+        aligned = align_names(scopes, dump.info.modules, self._find_working())
+        new = renames or {}
+        self.names = {raw: name if name is None else new.get(name, name) for raw, name in aligned.items()}
+        self.renamed = frozenset(raw for raw, name in aligned.items() if name in new)
         for record in owned:
             self._file_state(record)
         for updates in self._updates.values():

@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; it is imported",
     )
     parser.add_argument(
+        "--rename",
+        metavar="FILE",
+        help='where the two programs name modules differently: a TOML file, [modules], "candidate" = "reference"; '
+        "without one they are paired by their content",
+    )
+    parser.add_argument(
         "--again",
         metavar="DUMP",
         action="append",
@@ -136,7 +142,7 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
         return _compare(reference, candidate, arguments, replay, Journal())
     from precision_align.workflows.resuming import open_journal
 
-    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    sides = {"rules": arguments.rules, "naming": arguments.naming, "rename": arguments.rename}
     with open_journal(arguments.output[0], reference, candidate, **sides) as journal:
         if journal.num_known:
             print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
@@ -167,6 +173,7 @@ def _compare(
             replay=replay,
             library=arguments.library,
             naming=arguments.naming,
+            rename=arguments.rename,
             again=arguments.again,
             reference_again=arguments.reference_again,
             progress=progress,

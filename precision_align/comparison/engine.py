@@ -12,20 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.fitting import fit
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
+from precision_align.comparison.fused import judge_fused
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
-from precision_align.comparison.repetition import repeat
+from precision_align.comparison.repetition import Repetitions, repeat
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import note_disagreements
 from precision_align.comparison.rules import Rules
@@ -33,8 +34,8 @@ from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
 from precision_align.core.dtypes import Array
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import RecordResult
-from precision_align.core.terms import Phase, Role, Status
+from precision_align.core.results import ModulePair, RecordResult
+from precision_align.core.terms import Phase, Status
 from precision_align.storage.base import Dump
 
 Progress = Callable[[int, int], None]
@@ -51,6 +52,7 @@ class Comparison:
     notes: list[str]
     roots: frozenset[str]
     interrupted: bool = False
+    modules: Sequence[ModulePair] = ()
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,31 @@ class Engine:
         replay: Any = None,
         rules: Rules | None = None,
         journal: Journal | None = None,
+        rename: Any = None,
         again: Sequence[Dump] = (),
         reference_again: Sequence[Dump] = (),
     ):
-        """``again``, ``reference_again``: dumps of further runs of the same programs, on the same data."""
+        """``again``, ``reference_again``: dumps of further runs of the same programs, on the same data;
+        ``rename``: which module of the candidate is which of the reference (alignment.renaming).
+        """
         self._reference = Side(reference) if reference is not None else None
-        self._candidate = Side(candidate)
-        self._alignment = Alignment(self._reference, self._candidate)
+        self._fitted = fit(self._reference, candidate, rename)
+        self._candidate, self._alignment = self._fitted.side, self._fitted.alignment
+        candidate = self._candidate.dump
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
-        self._repeated = repeat(self._candidate, again)
-        self._reference_repeated = repeat(self._reference, reference_again)
+        self._repeated = repeat(self._candidate, [self._fitted.arrange(dump) for dump in again])
+        theirs = [Side(dump) for dump in reference_again]
+        self._reference_repeated = repeat(self._reference, theirs) if self._reference is not None else Repetitions()
         self._raw = RawComparer(reference, candidate, journal)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
         self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._alignment.pair_owned, self._certificates)
+        self._forward = ForwardJudge(
+            self._alignment, self._raw, self._replay, self._alignment.pair_owned, self._certificates
+        )
         self._forward.index_partners(self._candidate.nodes)
         self._recomputed = RecomputationJudge(self._candidate)
         self._backward = BackwardJudge(
@@ -121,6 +130,7 @@ class Engine:
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
             rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
+        rows += judge_fused(self._fitted, self._replay)
         rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
@@ -133,7 +143,11 @@ class Engine:
             {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
         )
         notes = [*interruptions, *self._collect_notes(rows)]
-        return Comparison(rows, notes, roots, bool(interruptions and lost))
+        return Comparison(rows, notes, roots, bool(interruptions and lost), self._fitted.modules)
+
+    def name_own(self, scope: str) -> str:
+        """What the candidate calls a module, "" where that is its name in the report."""
+        return self._fitted.own.get(scope, "")
 
     def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
         """A judged result once more, or None where there is no replay of it."""
@@ -177,6 +191,7 @@ class Engine:
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
         notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        notes += self._fitted.describe()
         notes += [*self._repeated.describe("the candidate"), *self._reference_repeated.describe("the reference")]
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:

@@ -22,7 +22,6 @@ from precision_align.comparison.rows import Blame, Traced
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
-from precision_align.storage.base import Dump
 
 # Two runs that are each off by about the same differ by up to twice that; a third for how little two runs show.
 NOISE_FACTOR = 3.0
@@ -119,13 +118,11 @@ class Repetitions:
         ]
 
 
-def repeat(side: Side | None, dumps: Sequence[Dump]) -> Repetitions:
+def repeat(side: Side, further: Sequence[Side]) -> Repetitions:
     """Hold a run against further runs of the same program."""
-    found = Repetitions(len(dumps))
-    if side is None:
-        return found
-    for dump in dumps:
-        _Pairing(side, dump).add_to(found)
+    found = Repetitions(len(further))
+    for other in further:
+        _Pairing(side, other).add_to(found)
     found.unstable = dict(sorted(found.unstable.items(), key=lambda item: _walk_order(item[1].record)))
     return found
 
@@ -137,10 +134,10 @@ def _walk_order(record: TensorRecord) -> tuple[int, int, int]:
 class _Pairing:
     """One run and one further run of the same program."""
 
-    def __init__(self, side: Side, dump: Dump) -> None:
+    def __init__(self, side: Side, other: Side) -> None:
         self._side = side
-        self._alignment = Alignment(Side(dump), side)
-        self._raw = RawComparer(dump, side.dump)
+        self._alignment = Alignment(other, side)
+        self._raw = RawComparer(other.dump, side.dump)
         replay, certificates = ReplayProvider(self._alignment, None), CertificateProvider(self._alignment)
         owned = self._alignment.pair_owned
         self._forward = ForwardJudge(self._alignment, self._raw, replay, owned, certificates)

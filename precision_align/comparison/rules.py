@@ -81,7 +81,9 @@ class Rules:
         for row in map(restore, rows):
             for metric in {rule.metric for rule in self.rules if rule.metric and rule.selects(row)}:
                 counts[metric] += metric not in row.metrics and row.evidence != "hash"
-        return [f"a rule on {name} says nothing of {count} records without it" for name, count in counts.items() if count]
+        return [
+            f"a rule on {name} says nothing of {count} records without it" for name, count in counts.items() if count
+        ]
 
     def is_declared(self, note: str) -> bool:
         """Whether a mode's description names a declared mode."""

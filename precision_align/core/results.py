@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,18 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class ModulePair:
+    """A module of the candidate and its partner: paths without wrapper parts, "" where a side has none ("(root)" is the
+    model itself); of a fused one all parts, joined by " + ". ``note``: on what grounds, in words.
+    """
+
+    candidate: str
+    reference: str
+    way: Way
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Curve:
     """One scalar series of both runs: steps and values, and the step where they part (None: they do not)."""
 
@@ -121,7 +133,7 @@ class Findings:
     ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
     ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
     and other series; ``roots``: scopes whose calls no other module makes; ``interrupted``: a run was cut off, and the
-    other side has records without a partner for it.
+    other side has records without a partner for it; ``modules``: which module was held against which.
     """
 
     verdict: Verdict
@@ -135,3 +147,4 @@ class Findings:
     curves: Sequence[Curve] = ()
     roots: Sequence[str] = ()
     interrupted: bool = False
+    modules: Sequence[ModulePair] = ()

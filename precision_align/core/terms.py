@@ -69,6 +69,23 @@ class Kind(Term):
     RANDOM = "random"
 
 
+class Way(Term):
+    """How a module of the candidate came to its partner in the reference, or why it has none.
+
+    ``matched``: the same name, wrappers aside; ``mapped``: by the rename file; ``content``: by weights, outputs, and
+    where the calls stand; ``fused``: one side has in one module what the other has in several; ``unresolved``: more
+    than one partner would fit, or none does for certain.
+    """
+
+    MATCHED = "matched"
+    MAPPED = "mapped"
+    CONTENT = "by content"
+    FUSED = "fused"
+    INSERTED = "inserted"
+    REMOVED = "removed"
+    UNRESOLVED = "unresolved"
+
+
 class Source(Term):
     """Which tap a record came from."""
 

@@ -30,10 +30,17 @@ _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
     """Run a comparison, name its first divergence and explain it."""
     findings = locate(engine.run(progress), rules)
+    frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
-        return findings
-    first = engine.operations.name(explain_first(engine, findings.first))
-    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
+        return replace(findings, frontier=frontier)
+    first = engine.operations.name(explain_first(engine, frontier[0]))
+    return replace(findings, first=first, frontier=[first, *frontier[1:]])
+
+
+def _name_own(engine: Engine, found: Divergence) -> Divergence:
+    """Say what the candidate calls the module, where the two programs name it differently."""
+    own = engine.name_own(found.scope)
+    return replace(found, evidence=f"{found.evidence}; the candidate's {own}") if own else found
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
@@ -53,6 +60,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
         coverage=measure_coverage(comparison.rows),
         roots=sorted(comparison.roots),
         interrupted=comparison.interrupted,
+        modules=comparison.modules,
     )
 
 

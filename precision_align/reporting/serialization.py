@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from precision_align.core.results import Coverage, Curve, Divergence, Explanation, Findings, Limit, RecordResult
-from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.core.results import (
+    Coverage,
+    Curve,
+    Divergence,
+    Explanation,
+    Findings,
+    Limit,
+    ModulePair,
+    RecordResult,
+)
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
 
 FORMAT = "precision-align report"
 SCHEMA_VERSION = 0
@@ -42,6 +51,10 @@ def encode_findings(findings: Findings) -> dict[str, Any]:
         "curves": [encode_curve(curve) for curve in findings.curves],
         "roots": [str(scope) for scope in findings.roots],
         "interrupted": bool(findings.interrupted),
+        "modules": [
+            {"candidate": pair.candidate, "reference": pair.reference, "way": str(pair.way), "note": pair.note}
+            for pair in findings.modules
+        ],
         "records": [encode_record(record) for record in findings.records],
     }
 
@@ -183,6 +196,7 @@ def decode_findings(data: Mapping[str, Any]) -> dict[str, Any]:
         "curves": _decode_all("curves", _curve, data.get("curves", [])),
         "roots": _decode_all("roots", _text, data.get("roots", [])),
         "interrupted": bool(data.get("interrupted", False)),
+        "modules": _decode_all("modules", _module_pair, data.get("modules", [])),
     }
 
 
@@ -309,6 +323,11 @@ def _record(value: Any) -> RecordResult:
         found=Status(value["found"]) if "found" in value else None,
         found_note=_text(value.get("found_note", "")),
     )
+
+
+def _module_pair(value: Any) -> ModulePair:
+    texts = (_text(value[name]) for name in ("candidate", "reference"))
+    return ModulePair(*texts, way=Way(value["way"]), note=_text(value["note"]))
 
 
 def _coverage(value: Any) -> Coverage:

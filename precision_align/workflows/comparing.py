@@ -32,6 +32,7 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
+    rename: Any = None,
     again: Sequence[Any] = (),
     reference_again: Sequence[Any] = (),
     progress: Progress | None = None,
@@ -44,6 +45,8 @@ def compare(
     is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
+    ``rename``: which module of the candidate is which of the reference: a mapping or the path of a file (see
+    :mod:`~precision_align.alignment.renaming`); what names and file leave open is paired by content.
     ``again``, ``reference_again``: further runs of the candidate and of the reference, on the same data: what differs
     between them on bit-equal inputs is nondeterministic, a finding of its own kind, and an error within it no origin.
     ``naming``: what the tensors of a side that is files of another tool are (see
@@ -68,7 +71,14 @@ def compare(
     theirs, lacking = leave_out_empty(theirs, replay)
     further, theirs_further = ([_open(side, naming) for side in sides] for sides in (again, reference_again))
     engine = Engine(
-        theirs, ours, replay=replay, rules=known, journal=journal, again=further, reference_again=theirs_further
+        theirs,
+        ours,
+        replay=replay,
+        rules=known,
+        journal=journal,
+        rename=rename,
+        again=further,
+        reference_again=theirs_further,
     )
     findings = find_divergence(engine, known, progress)
     report = finish(add_note(findings, lacking), theirs, ours, library)
@@ -89,7 +99,10 @@ def leave_out_empty(reference: Dump | None, replay: Any) -> tuple[Dump | None, s
     reason = f": {reference.notes[0]}" if reference.notes else ""
     if replay is None:
         raise NothingCaptured(f"the reference's dump holds not one call, so there is nothing to compare with{reason}")
-    return None, f"the reference recorded not one call, so the candidate is judged by the reference's code alone{reason}"
+    return (
+        None,
+        f"the reference recorded not one call, so the candidate is judged by the reference's code alone{reason}",
+    )
 
 
 def add_note(findings: Findings, note: str) -> Findings:
@@ -119,7 +132,9 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     rows, notes = find_mappings({found.op for found in findings.frontier}, library)
     frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
     first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
-    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted")}
+    values = {
+        name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted", "modules")
+    }
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
     return Report(

@@ -133,7 +133,7 @@ def test_from_the_command_line(reports, tmp_path, capsys):
     assert main(["report", saved, "--rules", rules]) == 3, "without outermost modules there is no 'aligned'"
 
 
-@pytest.mark.parametrize("line", ['metric = "z"', "above = 1", 'metric = 3\nabove = 1', 'metric = "z"\nabove = "1"'])
+@pytest.mark.parametrize("line", ['metric = "z"', "above = 1", "metric = 3\nabove = 1", 'metric = "z"\nabove = "1"'])
 def test_a_threshold_is_a_metric_and_a_number(tmp_path, line):
     rules = tmp_path / "rules.toml"
     rules.write_text(f'[[rule]]\nstatus = "warn"\nreason = "x"\n{line}\n', "utf-8")
