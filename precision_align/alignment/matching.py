@@ -52,6 +52,12 @@ class Matching:
         self.grounds.update(dict.fromkeys(new, ground))
         return len(new)
 
+    def list_callers(self) -> dict[str | None, str | None]:
+        """The pairs as callers; what no module calls has None on both sides."""
+        found: dict[str | None, str | None] = {None: None}
+        found.update(self.partners)
+        return found
+
     def list_pairs(self) -> list[ModulePair]:
         """Every module of both sides once, the candidate's in the order of their first calls."""
         ours, theirs = self.list_left()
@@ -84,8 +90,8 @@ def match_modules(
     ours, theirs = matching.list_left()
     if ours and theirs:
         _pair_by_content(matching, Likeness(candidate, reference))
-        parents: dict[str | None, str | None] = {None: None, **matching.partners}
-        back: dict[str | None, str | None] = {partner: scope for scope, partner in parents.items()}
+        parents = matching.list_callers()
+        back = {partner: scope for scope, partner in parents.items()}
         ours, theirs = matching.list_left()
         matching.fusions += find_fusions(ours, theirs, (candidate, reference), parents, whole_is_candidate=True)
         ours, theirs = matching.list_left()
@@ -131,24 +137,29 @@ def _pair_callers(matching: Matching) -> dict[str, str]:
     for one in ours:
         above = callers.get(one.scope, set())
         if len(above) == 1:
-            (partner,) = above
-            if partner is not None and partner in free:
-                found[one.scope] = partner
+            caller = next(iter(above))
+            if caller is not None and caller in free:
+                found[one.scope] = caller
     return found
 
 
 def _pair_places(matching: Matching) -> dict[str, str]:
     """What stands alike between two pairs, in what one paired module calls."""
     found: dict[str, str] = {}
-    ours, theirs = _group(matching.ours.values()), _group(matching.theirs.values())
-    parents: dict[str | None, str | None] = {None: None, **matching.partners}
+    sides = list(matching.ours.values()), list(matching.theirs.values())
+    # other tools' files know no callers: then the calls of the whole run stand in one row, as they ended
+    flat = any(len(side) > 1 and all(one.parent is None for one in side) for side in sides)
+    ours, theirs = (_group(side, flat) for side in sides)
+    parents = matching.list_callers()
     for parent, partner in parents.items():
         if parent in ours and partner in theirs:
             found.update(pair_in_order(ours[parent], theirs[partner], matching.partners))
     return found
 
 
-def _group(profiles: Iterable[Profile]) -> dict[str | None, list[Profile]]:
+def _group(profiles: Iterable[Profile], flat: bool) -> dict[str | None, list[Profile]]:
+    if flat:
+        return {None: sorted(profiles, key=lambda one: one.node.call.exit)}
     found: dict[str | None, list[Profile]] = {}
     for one in profiles:
         found.setdefault(one.parent, []).append(one)

@@ -1,9 +1,9 @@
 """A candidate's dump in the reference's form: fused modules cut into their parts, separate ones joined.
 
-The reference's code can then be replayed on it, and every part has a partner. Only what can be cut or joined exactly is:
-rows of weights, of their gradients and optimizer state, outputs and gradients of outputs. The gradient of a fused
-module's input is a sum over its parts: the first part carries it for its caller, marked, and it is judged with the
-module as the candidate has it.
+The reference's code can then be replayed on it, and every part has a partner. Cut or joined is what has the parts' rows:
+weights, their gradients and optimizer state, outputs and the gradients of outputs. The gradient of a fused module's
+input is a sum over its parts: the first part carries it for its caller, marked, and it is judged under the fused
+module's own name.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def _find_part_axis(members: Sequence[TensorRecord], fusion: Fusion) -> int | No
 
 
 def _add(values: Sequence[Array], dtype: str) -> Array:
-    return np.sum([value.astype(np.float64) for value in values], axis=0).astype(dtype)
+    return np.asarray(np.sum([value.astype(np.float64) for value in values], axis=0), dtype=dtype)
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

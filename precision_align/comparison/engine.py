@@ -145,6 +145,13 @@ class Engine:
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost), self._fitted.modules)
 
+    def list_parts(self, scope: str) -> list[tuple[str, Array]]:
+        """(the candidate's module, its rows) of a module of the reference that the candidate has in several."""
+        for fusion in self._fitted.fusions:
+            if fusion.whole == scope and not fusion.whole_is_candidate:
+                return [(name, fusion.find_rows(part)) for part, name in enumerate(fusion.parts)]
+        return []
+
     def name_own(self, scope: str) -> str:
         """What the candidate calls a module, "" where that is its name in the report."""
         return self._fitted.own.get(scope, "")

@@ -1,4 +1,4 @@
-"""The gradients of a fused module's inputs: sums over its parts, so held against the sum of what the parts' code gives."""
+"""The gradients of a fused module's inputs: sums over its parts, held against the sum of what the parts' code gives."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Repetitions:
             what = "its code differs from itself" if known else "the candidate differs from itself here"
             status = Status.NONDETERMINISTIC if known else Status.PROPAGATED
             return replace(row, status=status, note=f"{row.note}; but by no more than {what}")
-        note = f"differs from itself on bit-equal inputs, in {found.runs} of {self.num_runs} further run{'s' * (self.num_runs > 1)}"
+        note = f"differs from itself on bit-equal inputs, in {found.runs} of {self._count_runs()}"
         metrics = {**row.metrics, MARK: found.over_max}
         if not within:
             return replace(row, metrics=metrics, note=f"{row.note}; {note}")
@@ -98,12 +98,14 @@ class Repetitions:
         error = row.metrics.get(f"{prefix}rel_l2", row.metrics.get("raw_over_max", math.inf))
         return any(error <= NOISE_FACTOR * size for size, _ in noise)
 
+    def _count_runs(self) -> str:
+        return "1 further run" if self.num_runs == 1 else f"{self.num_runs} further runs"
+
     def describe(self, name: str) -> list[str]:
         """Notes: how many runs were held against each other, and what differs from itself, first of all where."""
         if not self.num_runs:
             return []
-        one = self.num_runs == 1
-        runs = "1 further run" if one else f"{self.num_runs} further runs"
+        one, runs = self.num_runs == 1, self._count_runs()
         if not self.noise:
             return [f"{name}: {runs} agree{'s' * one} bit for bit in all {self.compared} records"]
         if not self.unstable:

@@ -3,7 +3,8 @@
 A TOML file of tables ``[[rule]]`` with selectors ``scope``, ``op``, ``role``, ``phase``, ``path`` (globs; all given
 ones must match), what to do (``status`` = "ignore" | "warn" | "fail"), for which found status (``when``, default
 "fail"), and a mandatory ``reason``. A threshold of one's own is a rule with ``metric`` (a name that the report shows,
-such as "z" or "raw_rel_l2") and ``above`` or ``at_most``, or both: it speaks of records whose metric is there. ``[modes]`` lists declared arithmetic modes (``declared = ["hf32"]``).
+such as "z" or "raw_rel_l2") and ``above`` or ``at_most``, or both: it speaks of records whose metric lies there.
+``[modes]`` lists declared arithmetic modes (``declared = ["hf32"]``).
 """
 
 from __future__ import annotations

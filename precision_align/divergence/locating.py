@@ -11,7 +11,7 @@ from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
-from precision_align.divergence.explanations import explain
+from precision_align.divergence.explanations import explain, explain_part
 from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
@@ -87,7 +87,8 @@ def explain_first(engine: Engine, first: Divergence) -> Divergence:
     if found is None:
         return first
     explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
-    return replace(first, explanations=explanations)
+    parts = explain_part(found.actual, found.golden, engine.list_parts(first.scope))
+    return replace(first, explanations=[*parts, *explanations])
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:

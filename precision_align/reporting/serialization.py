@@ -326,8 +326,7 @@ def _record(value: Any) -> RecordResult:
 
 
 def _module_pair(value: Any) -> ModulePair:
-    texts = (_text(value[name]) for name in ("candidate", "reference"))
-    return ModulePair(*texts, way=Way(value["way"]), note=_text(value["note"]))
+    return ModulePair(_text(value["candidate"]), _text(value["reference"]), Way(value["way"]), _text(value["note"]))
 
 
 def _coverage(value: Any) -> Coverage:

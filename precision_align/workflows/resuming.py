@@ -32,8 +32,8 @@ def open_journal(
 ) -> Journal:
     """The journal of ``output``, with what an interrupted comparison of the same has left in it.
 
-    The same: all files of both sides by name, size and time of change, the rule, naming and rename files, the user's Python
-    code that is loaded now, the versions of this package, of torch and of NumPy, and the difference kernel.
+    The same: all files of both sides by name, size and time of change, the rule, naming and rename files, the user's
+    Python code that is loaded now, the versions of this package, of torch and of NumPy, and the difference kernel.
     ``reference`` and ``candidate``: paths (``reference`` may be None).
     """
     said = [str(item) for item in (rules, naming, rename) if item is not None]

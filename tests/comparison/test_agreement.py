@@ -82,5 +82,5 @@ def test_without_its_code_that_is_an_error_which_says_so():
     sink = MemorySink()
     with pytest.raises(NothingCaptured), capture(Net(), None, sink=sink):
         pass
-    with pytest.raises(NothingCaptured, match="the reference's dump holds not one call.*no module call was seen"):
+    with pytest.raises(NothingCaptured, match=r"the reference's dump holds not one call.*no module call was seen"):
         compare(sink.dump(), record(Net()))

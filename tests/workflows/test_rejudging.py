@@ -137,5 +137,5 @@ def test_from_the_command_line(reports, tmp_path, capsys):
 def test_a_threshold_is_a_metric_and_a_number(tmp_path, line):
     rules = tmp_path / "rules.toml"
     rules.write_text(f'[[rule]]\nstatus = "warn"\nreason = "x"\n{line}\n', "utf-8")
-    with pytest.raises(RuleError, match="threshold|numbers"):
+    with pytest.raises(RuleError, match=r"threshold|numbers"):
         load_rules(rules)

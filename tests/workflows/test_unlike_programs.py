@@ -23,15 +23,44 @@ SIZES = {"q": WIDTH, "k": GROUPS * SIZE, "v": GROUPS * SIZE}
 PLAIN = dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"))
 NAMES = {
     "reference": {
-        **{"layers": "layers", "attention": "self_attn", "mlp": "mlp", "first": "input_norm", "second": "post_norm"},
-        **{"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj"},
-        **{"down": "down_proj", "embed": "embed", "norm": "norm", "head": "head", "qkv": "qkv_proj", "act": "act"},
-        **{"gate_up": "gate_up_proj"},
+        "layers": "layers",
+        "attention": "self_attn",
+        "mlp": "mlp",
+        "first": "input_norm",
+        "second": "post_norm",
+        "q": "q_proj",
+        "k": "k_proj",
+        "v": "v_proj",
+        "o": "o_proj",
+        "gate": "gate_proj",
+        "up": "up_proj",
+        "down": "down_proj",
+        "embed": "embed",
+        "norm": "norm",
+        "head": "head",
+        "qkv": "qkv_proj",
+        "act": "act",
+        "gate_up": "gate_up_proj",
     },
     "other": {
-        **{"layers": "blocks", "attention": "attn", "mlp": "ffn", "first": "ln_a", "second": "ln_b"},
-        **{"q": "wq", "k": "wk", "v": "wv", "o": "wo", "gate": "w1", "up": "w3", "down": "w2", "embed": "tokens"},
-        **{"norm": "final", "head": "logits", "qkv": "c_attn", "act": "silu", "gate_up": "c_fc"},
+        "layers": "blocks",
+        "attention": "attn",
+        "mlp": "ffn",
+        "first": "ln_a",
+        "second": "ln_b",
+        "q": "wq",
+        "k": "wk",
+        "v": "wv",
+        "o": "wo",
+        "gate": "w1",
+        "up": "w3",
+        "down": "w2",
+        "embed": "tokens",
+        "norm": "final",
+        "head": "logits",
+        "qkv": "c_attn",
+        "act": "silu",
+        "gate_up": "c_fc",
     },
 }
 
@@ -189,7 +218,7 @@ FORMS = {
 }
 
 
-def record(model, spoil=None, folder=None, warm_up=0):
+def record(model, spoil=None, folder=None, warm_up=0, steps=1):
     if spoil is not None:
         spoil(model)
     sink = None if folder else MemorySink()
@@ -199,7 +228,7 @@ def record(model, spoil=None, folder=None, warm_up=0):
         for _ in range(warm_up):
             with recorder.step():
                 model(torch.zeros(1, 3, dtype=torch.long))
-        for _ in range(2):
+        for _ in range(steps):
             with recorder.step():
                 optimizer.zero_grad()
                 tokens = torch.randint(0, 50, (2, 7), generator=generator)
@@ -225,8 +254,10 @@ def list_ways(report):
     return {way: sum(pair.way == way for pair in report.modules) for way in {pair.way for pair in report.modules}}
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("with_code", [True, False])
+CLEAN = [*((form, True) for form in FORMS), ("renamed and fused", False)]
+
+
+@pytest.mark.parametrize(("form", "with_code"), CLEAN)
 def test_a_clean_run_is_aligned(references, form, with_code):
     reference, code = references[False]
     report = compare(reference, record(make(**FORMS[form])), replay=code if with_code else None)
@@ -273,15 +304,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["renamed", "renamed and fused"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_stands_at_its_module(references, form, fault):
     reference, code = references[False]
     spoil, place = FAULTS[fault]
     report = compare(reference, record(make(**FORMS[form]), spoil), replay=code)
-    fused = {"fused in order": "layers.1.self_attn.qkv_proj", "renamed and fused": "blocks.1.attn.c_attn"}
-    fused["fused by groups"] = fused["fused in order"]
-    expected = place or (fused.get(form, "layers.1.self_attn.o_proj"), "backward")
+    back = "layers.1.self_attn.o_proj" if form == "renamed" else "blocks.1.attn.c_attn"
+    expected = place or (back, "backward")
     assert (report.first.scope, report.first.phase) == expected
     if form == "renamed":
         own = {"key": "blocks.1.attn.wk", "down": "blocks.0.ffn.w2", "back": "blocks.1.attn.wo"}[fault]
@@ -292,4 +322,149 @@ def test_a_fault_in_separate_modules_against_a_fused_reference(references):
     reference, code = references[True]
     report = compare(reference, record(make(), spoil_key), replay=code)
     assert (report.first.scope, report.first.phase) == ("layers.1.self_attn.qkv_proj", "forward")
-    assert "k_proj" in report.first.evidence
+    assert report.first.explanations[0].text == "confined to the candidate's layers.1.self_attn.k_proj"
+
+
+def test_steps_are_shifted_and_the_program_is_another(references):
+    """A warm-up forward on one side, and two steps, so that every state is carried on."""
+    reference = record(make(), steps=2)
+    candidate = record(make("other", lay(GROUPS), fused=True), warm_up=1, steps=2)
+    report = compare(reference, candidate, replay=make, again=[candidate])
+    assert report.verdict == "aligned", report.first
+    assert any("candidate step k matches reference step k-1" in note for note in report.notes)
+    assert any("1 further run agrees bit for bit" in note for note in report.notes)
+
+
+def write_arrays(model, folder):
+    """What another tool leaves: outputs alone, numbered, under names of its own."""
+    folder.mkdir()
+    files = []
+
+    def save(name):
+        def hook(module, inputs, output):
+            files.append(folder / f"{len(files):04d}_Net.{name or 'top'}.npy")
+            np.save(files[-1], output.detach().numpy())
+
+        return hook
+
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            module.register_forward_hook(save(name))
+    model(torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(3))[:, :-1])
+    return str(folder)
+
+
+def spoil_wholly(model):
+    down = model["layers"][0]["mlp"]["down"]
+    forward = down.forward
+    down.forward = lambda x: torch.randn(forward(x).shape, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "place"),
+    [
+        (None, None),
+        (spoil_key, "layers.1.self_attn.k_proj"),
+        (spoil_down, "layers.0.mlp.down_proj"),
+        (spoil_wholly, "layers.0.mlp.down_proj"),
+    ],
+)
+def test_a_folder_of_arrays_with_names_of_its_own(references, tmp_path, spoil, place):
+    model = make("other")
+    if spoil is not None:
+        spoil(model)
+    report = compare(references[False][0], write_arrays(model, tmp_path / "arrays"))
+    assert (report.first and report.first.scope) == place
+    assert report.verdict == ("aligned" if place is None else "diverged")
+    assert share(report) == 1
+    assert list_ways(report) == {"by content": len(report.modules)}
+
+
+class Small(nn.Module):
+    """Names -> modules, called one after the other."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        for module in self.children():
+            x = module(x)
+        return x
+
+
+def linear(seed, inner, outer, gain=1.0):
+    torch.manual_seed(seed)
+    module = nn.Linear(inner, outer)
+    module.weight.data *= gain
+    return module
+
+
+def capture_small(folder=None, **modules):
+    sink, model = None if folder else MemorySink(), Small(**modules)
+    with capture(model, folder, sink=sink) as recorder, recorder.step():
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    return str(folder) if folder else sink.dump()
+
+
+def test_what_could_be_either_stays_unresolved_and_what_is_one_sides_is_said():
+    reference = capture_small(up=linear(0, 8, 6), one=nn.Identity(), two=nn.Identity(), down=linear(1, 6, 8))
+    candidate = capture_small(up=linear(0, 8, 6), only=nn.Identity(), down=linear(1, 6, 8), more=linear(2, 8, 5))
+    report = compare(reference, candidate)
+    ways = {(pair.candidate or pair.reference): str(pair.way) for pair in report.modules}
+    assert ways == {
+        "(root)": "matched",
+        "up": "matched",
+        "down": "matched",
+        "only": "unresolved",
+        "more": "inserted",
+        "one": "unresolved",
+        "two": "unresolved",
+    }
+    assert "modules: 3 matched, 1 inserted, 3 unresolved" in report.notes
+    assert any(note.startswith("modules unresolved: only; one; two") for note in report.notes)
+    again = compare(candidate, reference)
+    assert {pair.reference: str(pair.way) for pair in again.modules if not pair.candidate}["more"] == "removed"
+
+
+def test_a_rename_file(tmp_path, capsys):
+    """Two modules of the same shape that changed names with each other, and one with the other's name."""
+    names = {"reference": ("a", "b"), "candidate": ("b", "c")}
+    paths = {}
+    for side, (first, second) in names.items():
+        made = {first: linear(0, 8, 8), second: linear(1, 8, 8, 1.5 if side == "candidate" else 1.0)}
+        paths[side] = capture_small(tmp_path / side, **made)
+    rename = tmp_path / "rename.toml"
+    rename.write_text('[modules]\n"b" = "a"\n"c" = "b"\n', "utf-8")
+    saved = tmp_path / "report.json"
+    arguments = ["compare", paths["reference"], paths["candidate"], "--rename", str(rename), "-o", str(saved)]
+    assert main(arguments) == 1
+    assert "the candidate's c" in " ".join(capsys.readouterr().out.split())
+    report = json.loads(saved.read_text("utf-8"))
+    assert {(pair["candidate"], pair["reference"], pair["way"]) for pair in report["modules"]} == {
+        ("(root)", "(root)", "matched"),
+        ("b", "a", "mapped"),
+        ("c", "b", "mapped"),
+    }
+    assert (report["first"]["scope"], report["first"]["site"]) == ("b", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[other]", "unknown keys other"),
+        ('[modules]\n"a.*" = "b"', "* stands for one whole part"),
+        ('[modules]\n"a*" = "b*"', "* stands for one whole part"),
+        ("[modules]\na = 1", "a table of texts"),
+        ("[modules", "cannot be read"),
+        ('[modules]\nup = "down"\nmore = "down"', "one name: down"),
+    ],
+)
+def test_a_wrong_rename_file_is_said(tmp_path, text, part, capsys):
+    reference = capture_small(tmp_path / "a", up=linear(0, 8, 6), down=linear(1, 6, 8))
+    candidate = capture_small(tmp_path / "b", up=linear(0, 8, 6), more=linear(1, 6, 8))
+    rename = tmp_path / "rename.toml"
+    rename.write_text(text, "utf-8")
+    assert main(["compare", reference, candidate, "--rename", str(rename)]) == 2
+    assert part in " ".join(capsys.readouterr().err.split())
