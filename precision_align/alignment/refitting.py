@@ -1,9 +1,9 @@
 """A candidate's dump in the reference's form: fused modules cut into their parts, separate ones joined.
 
-The reference's code can then be replayed on it, and every part has a partner. Cut or joined is what has the parts' rows:
-weights, their gradients and optimizer state, outputs and the gradients of outputs. The gradient of a fused module's
-input is a sum over its parts: the first part carries it for its caller, marked, and it is judged under the fused
-module's own name.
+The reference's code can then be replayed on it, and every part has a partner. Cut or joined is what has the parts'
+rows: weights, their gradients and optimizer state, outputs and the gradients of outputs. The gradient of a fused
+module's input is a sum over its parts: the first part carries it for its caller, marked, and it is judged under the
+fused module's own name.
 """
 
 from __future__ import annotations

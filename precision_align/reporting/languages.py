@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from precision_align.reporting.comparisontexts import COMPARISONS
 from precision_align.reporting.trainingtexts import TRAINING
 
 LANGUAGES = ("en", "zh")
@@ -55,10 +56,6 @@ _VERDICTS = {
         "The candidate first computes something else {place}, in the {phase} of step {step}.",
         "候选运行最早在{place}算出了不同的结果，位于第 {step} 步的{phase}。",
     ),
-    "sentence.nondeterministic": (
-        "No other fault, but the candidate differs from itself {place}, in the {phase} of step {step}.",
-        "没有其他错误，但候选在{place}每次运行结果不同，位于第 {step} 步的{phase}。",
-    ),
     "sentence.mode": (
         "No fault, but another arithmetic mode {place}, in the {phase} of step {step}.",
         "没有发现错误，但{place}使用了不同的运算模式，位于第 {step} 步的{phase}。",
@@ -94,14 +91,12 @@ _TERMS = {
     "site.parameters": ("parameters or buffers", "参数或缓冲区"),
     "site.optimizer": ("the optimizer's update", "优化器的更新"),
     "kind.origin": ("fault", "错误"),
-    "kind.nondeterministic": ("nondeterministic", "结果不确定"),
     "kind.mode": ("arithmetic mode", "运算模式"),
     "kind.random": ("random numbers", "随机数"),
     "status.pass": ("pass", "通过"),
     "status.warn": ("warn", "警告"),
     "status.fail": ("fail", "失败"),
     "status.random": ("random", "随机"),
-    "status.nondeterministic": ("nondeterministic", "结果不确定"),
     "status.mode": ("mode", "模式"),
     "status.propagated": ("propagated", "传播"),
     "status.inconclusive": ("inconclusive", "无法判定"),
@@ -110,7 +105,6 @@ _TERMS = {
     "meaning.warn": ("noisier than usual, but not wrong", "噪声偏大，但不算错误"),
     "meaning.fail": ("computed wrongly here", "在此处算错"),
     "meaning.random": ("other random numbers on the two sides", "两侧随机数不同"),
-    "meaning.nondeterministic": ("differs from run to run on the same inputs", "输入相同，每次运行结果不同"),
     "meaning.mode": ("another arithmetic mode, such as HF32", "运算模式不同，例如 HF32"),
     "meaning.propagated": ("differs only because its inputs do", "仅因输入不同而不同"),
     "meaning.inconclusive": ("could not be judged", "无法判定"),
@@ -414,4 +408,4 @@ _COMMANDS = {
 }
 
 TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **_COMMANDS}
-TEXTS.update(TRAINING)
+TEXTS.update({**COMPARISONS, **TRAINING})

@@ -64,12 +64,12 @@ def compare(
     if reference is None and reference_again:
         raise UsageError("further runs of the reference need the reference itself")
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
-    theirs = None if reference is None else _open(reference, naming)
-    ours = _open(candidate, naming)
+    theirs = None if reference is None else take_side(reference, naming)
+    ours = take_side(candidate, naming)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
     theirs, lacking = leave_out_empty(theirs, replay)
-    further, theirs_further = ([_open(side, naming) for side in sides] for sides in (again, reference_again))
+    further, theirs_further = ([take_side(side, naming) for side in sides] for sides in (again, reference_again))
     engine = Engine(
         theirs,
         ours,
@@ -199,7 +199,8 @@ def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:
     ]
 
 
-def _open(side: Any, naming: Any = None) -> Dump:
+def take_side(side: Any, naming: Any = None) -> Dump:
+    """A dump, or the one at a path. Raises what opening raises, and UsageError for anything else."""
     if isinstance(side, (str, os.PathLike)):
         return open_side(side, naming)
     if hasattr(side, "records") and hasattr(side, "payload"):
