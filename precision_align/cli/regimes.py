@@ -11,7 +11,7 @@ from precision_align.core.errors import UsageError
 if TYPE_CHECKING:
     from precision_align.reporting.regimes import RegimesReport
 
-SUMMARY = "tell a wrong function from lost precision: float32 first, then the native dtype"
+SUMMARY = "tell a wrong function from lost precision"
 
 _EPILOGUE = """\
 Two pairs of dumps of the same programs, one recorded in float32 and one in the dtype that is used; or, where both sides

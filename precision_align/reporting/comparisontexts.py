@@ -13,8 +13,8 @@ COMPARISONS = {
     "status.nondeterministic": ("nondeterministic", "结果不确定"),
     "meaning.nondeterministic": ("differs from run to run on the same inputs", "输入相同，每次运行结果不同"),
     "verb.regimes": (
-        "tell a wrong function from lost precision: float32 first, then the native dtype",
-        "区分功能错误与精度损失：先 float32，再原生精度",
+        "tell a wrong function from lost precision",
+        "区分功能错误与精度损失",
     ),
     "regimes.aligned": (
         "The same function, and no more precision lost than arithmetic explains.",

@@ -172,7 +172,7 @@ def test_random_numbers_and_no_verdict_are_told_from_faults():
     report = compare_regimes((first, second), (same, same))
     assert (report.conclusion, report.verdict) == ("random", "diverged")
     assert "seed both sides alike" in " ".join(str(report).split())
-    hashes = [capture_in_memory(Net(eps=eps), X.float(), payload="fingerprint") for eps in (1e-5, 1.001e-5)]
-    report = compare_regimes((hashes[0], hashes[1]), (same, same))
+    bare = capture_in_memory(Net(), X.float(), select=["act"])
+    report = compare_regimes((bare, bare), (same, same))
     assert (report.conclusion, report.verdict) == ("open", "not comparable")
     assert "too little can be said of float32" in " ".join(str(report).split())
