@@ -15,10 +15,10 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
 from precision_align.replay.alternatives import list_alternatives
-from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
+from precision_align.replay.modes import ModeFinder
 from precision_align.replay.noise import RoundingNoise
 from precision_align.replay.randomness import judge_dropout
 from precision_align.replay.replayability import NotReplayable, find_obstacle
@@ -45,9 +45,6 @@ from precision_align.replay.ties import Change, are_ties, excuse_near_ties
 from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
 from precision_align.storage.base import Dump
 
-# What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
-# leaves 0.7 and more.
-MODE_RESIDUAL = 0.1
 TIE_UNITS = 1.0  # rounding units a legitimate score may be off by; the draws reach 2.5 times that
 
 
@@ -86,6 +83,7 @@ class Replayer:
         self._training = training
         self._models = Models(root, locate)
         self._executor = Executor(dump, Resolver(root), training)
+        self.modes = ModeFinder()
 
     @property
     def dump(self) -> Dump:
@@ -285,28 +283,21 @@ class CallJudging:
             return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
         if judgement.status == Status.FAIL:
             judgement = self._excuse_ties(child, path, (actual, wide, same), scale, kind, judgement)
-        if judgement.status == Status.FAIL and record.dtype == "float32":
-            return self._try_arithmetics(child, path, actual, wide, judgement)
+        if judgement.status == Status.FAIL:
+            return self._try_modes(child, path, (actual, wide), record.dtype, judgement)
         return judgement
 
-    def _try_arithmetics(self, child: int, path: str, actual: Array, golden: Array, judgement: Judgement) -> Judgement:
-        """Whether products in another arithmetic explain the error: then it is a mode, not a fault."""
-        if actual.shape != golden.shape:
-            return judgement
-        error = _measure_distance(actual, golden)
-        best: tuple[float, str] = (MODE_RESIDUAL, "")
-        for arithmetic in ARITHMETICS:
-            mode = ArithmeticMode(arithmetic)
-            style = Style(golden=False, gradients=self._backward, arithmetic=mode)
-            value = self._rerun(style, child, path)
-            if value is None or not mode.count or error == 0:
-                continue
-            left = _measure_distance(actual, to_array(value)) / error
-            best = min(best, (left, arithmetic.text))
-        if not best[1]:
-            return judgement
-        metrics = {**judgement.metrics, "mode_residual": best[0]}
-        return Judgement(Status.MODE, best[1], metrics, judgement.limit)
+    def _try_modes(self, child: int, path: str, values: tuple[Array, Array], dtype: str, found: Judgement) -> Judgement:
+        """Whether another arithmetic explains the error: then it is a mode, not a fault."""
+
+        def rerun(mode: Any) -> Optional[Array]:
+            value = self._rerun(Style(golden=False, gradients=self._backward, arithmetic=mode), child, path)
+            return None if value is None else to_array(value)
+
+        mode = self._replayer.modes.find(*values, dtype, rerun)
+        if mode is None:
+            return found
+        return Judgement(Status.MODE, mode[0], {**found.metrics, **mode[1]}, found.limit)
 
     def _rerun(self, style: Style, child: int, path: str) -> Optional[torch.Tensor]:
         """One result in another style; None where the code does not run in it."""
@@ -375,11 +366,6 @@ class CallJudging:
             share = {"mismatched": exact.metrics["mismatched"]}
             return Judgement(Status.WARN, "decisions differ only at near-ties, which rounding flips", share)
         return exact
-
-
-def _measure_distance(left: Array, right: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
 
 
 def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
