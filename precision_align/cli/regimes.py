@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from precision_align.cli.compare import find_status, load_factory
+from precision_align.cli.compare import find_status
 from precision_align.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> RegimesReport:
+    from precision_align.workflows.factories import load_factory
     from precision_align.workflows.regimes import compare_regimes, run_regimes
 
     pairs = arguments.float32 is not None, arguments.native is not None
@@ -64,6 +65,8 @@ def _make(arguments: argparse.Namespace) -> RegimesReport:
 
 def _find_step(code: str) -> Any:
     """The file's step function; it is loaded already, so all that can fail is that there is none."""
+    from precision_align.workflows.factories import load_factory
+
     try:
         return load_factory(f"{code}:step", "--code")
     except UsageError:
