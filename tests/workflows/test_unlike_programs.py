@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from precision_align.cli.app import main
 from precision_align.recording.session import capture
+from precision_align.reporting.html import render_html
+from precision_align.reporting.markdown import render_markdown
 from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import compare
 
@@ -424,6 +426,9 @@ def test_what_could_be_either_stays_unresolved_and_what_is_one_sides_is_said():
     }
     assert "modules: 3 matched, 1 inserted, 3 unresolved" in report.notes
     assert any(note.startswith("modules unresolved: only; one; two") for note in report.notes)
+    assert "| `only` |  | unresolved |" in render_markdown(report)
+    page = render_html(report)
+    assert ">inserted<" in page.replace("</td>", "<")
     again = compare(candidate, reference)
     assert {pair.reference: str(pair.way) for pair in again.modules if not pair.candidate}["more"] == "removed"
 
