@@ -7,6 +7,7 @@ products held in 16 bits, autocast, the largest finite value in place of Inf, su
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -148,21 +149,7 @@ class ModeFinder:
         error = _measure_distance(actual, golden)
         if not 0 < error < math.inf:
             return None
-        left: list[tuple[float, str]] = []
-        multiplies = True
-        for number, trial in enumerate(list_trials(dtype)):
-            if (trial.multiplies and not multiplies) or (self.failed > PATIENCE and number >= len(ARITHMETICS)):
-                continue
-            mode = trial.make()
-            value = rerun(mode)
-            if isinstance(mode, ArithmeticMode) and not mode.count:
-                multiplies = False
-            if value is None or not mode.count:
-                continue
-            left.append((_measure_distance(actual, value) / error, trial.text))
-            if left[-1][0] <= RESIDUAL / 10 and not isinstance(mode, ArithmeticMode):
-                break
-        left.sort()
+        left = sorted(self._try_all(actual, dtype, error, rerun))
         if not left or left[0][0] > RESIDUAL:
             self.failed += 1
             return None
@@ -172,6 +159,29 @@ class ModeFinder:
         if len(left) > len(alike):
             metrics["mode_second"] = left[len(alike)][0]
         return "; or ".join(alike), metrics
+
+    def _try_all(
+        self, actual: Array, dtype: str, error: float, rerun: Callable[[Any], Optional[Array]]
+    ) -> Iterator[tuple[float, str]]:
+        """(share of the error that is left, text) of every mode that changes anything; until one explains it."""
+        best, multiplies = math.inf, True
+        for number, trial in enumerate(list_trials(dtype)):
+            if number >= len(ARITHMETICS) and (best <= RESIDUAL / 10 or self.failed > PATIENCE):
+                return  # the multipliers are all tried: two of them may leave the same
+            if trial.multiplies and not multiplies:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mode = trial.make()
+            try:
+                value = rerun(mode)
+            except RuntimeError:  # an autocast that this torch has not on the CPU
+                continue
+            multiplies = multiplies and not (isinstance(mode, ArithmeticMode) and not mode.count)
+            if value is not None and mode.count:
+                residual = _measure_distance(actual, value) / error
+                best = min(best, residual)
+                yield residual, trial.text
 
 
 def _measure_distance(left: Array, right: Array) -> float:
