@@ -107,6 +107,8 @@ def _find_layout(
         others = [read(sides[1], part, _width(part)) for part in parts]
         if rows is None or any(other is None or other.shape[1] != rows.shape[1] for other, _ in others):
             continue
+        if any(other != axis for _, other in others):
+            return None  # weights kept transposed on one side alone are not the same tensors
         chosen = _choose([other for other, _ in others if other is not None], rows)
         if chosen is None:
             return None

@@ -200,6 +200,13 @@ class Side:
         """The part of :meth:`select_state` that belongs to one aligned scope."""
         return self._owned.get((rank, step, role, phase, scope), {})
 
+    def lacks_module(self, rank: int, step: int, scope: str, theirs: Iterable[Owner]) -> bool:
+        """Whether a module is not in this program, which has others in its place: parameters of modules that
+        ``theirs``, the other run's, are not of. Where it has none, the module was lost, which is a fault.
+        """
+        ours = {owner for owner, _ in self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD)}
+        return scope not in ours and bool(ours - {owner for owner, _ in theirs})
+
     def select_nodes(self, rank: int, step: int) -> Sequence[Node]:
         """The calls of one step, in exit order."""
         return self._by_step.get((rank, step), ())

@@ -109,3 +109,34 @@ def test_a_wrong_rename_file_is_said(tmp_path, text, part, capsys):
     rename.write_text(text, "utf-8")
     assert main(["compare", reference, candidate, "--rename", str(rename)]) == 2
     assert part in " ".join(capsys.readouterr().err.split())
+
+
+class Hidden(Small):
+    """Holds a module where torch does not see it: its weights are never updated."""
+
+    def __init__(self, hidden, **modules):
+        super().__init__(**modules)
+        self.held = [hidden]
+
+    def forward(self, x):
+        return super().forward(self.held[0](x))
+
+
+def train(model):
+    sink, optimizer = MemorySink(), torch.optim.SGD(model.parameters(), 0.1)
+    with capture(model, None, sink=sink, optimizer=optimizer) as recorder, recorder.step():
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+        optimizer.step()
+    return sink.dump()
+
+
+def test_a_module_that_is_cut_otherwise_is_missing_and_one_that_was_lost_is_a_fault():
+    reference = train(Small(up=linear(0, 8, 6), down=linear(1, 6, 8)))
+    whole, up = nn.Bilinear(8, 1, 6), linear(0, 8, 6)  # of another stock class, so that it is no partner by its place
+    whole.forward = lambda x: up(x) + 0 * nn.Bilinear.forward(whole, x, x[:, :1])
+    report = compare(reference, train(Small(other=whole, down=linear(1, 6, 8))))
+    notes = {row.note for row in report.records if row.scope == "" and row.status == "missing"}
+    assert (report.first, notes) == (None, {"the candidate has no such module"})
+    lost = compare(reference, train(Hidden(linear(0, 8, 6), down=linear(1, 6, 8))))
+    assert lost.verdict == "diverged"
+    assert "no gradient reached" in lost.first.evidence
