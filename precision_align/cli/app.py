@@ -24,6 +24,7 @@ VERBS = (
     "capture",
     "show",
     "compare",
+    "regimes",
     "certify",
     "pack",
     "unpack",

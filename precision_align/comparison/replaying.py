@@ -308,7 +308,7 @@ def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     for raw, aligned in candidate.names.items():
         if aligned is None:
             continue
-        same = raw in kinds and kinds[raw] == information.modules.get(raw)
+        same = raw in kinds and kinds[raw] == information.modules.get(raw) and raw not in candidate.renamed
         known = [raw if same else structural.get(aligned)]
         known += [structural.get(strip_wrappers(name)) for name in information.aliases.get(raw, [])]
         found = next((path for path in known if path is not None), None)

@@ -78,7 +78,9 @@ class TotalJudge:
             rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, off, ratio))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
-        return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
+        lost = [(owner, record) for owner, record in theirs.items() if owner not in known]
+        absent = {owner for owner, _ in lost if self._candidate.lacks_module(rank, step, owner[0], theirs)}
+        return rows + [_row_lacking(record, owner, order, owner in absent) for owner, record in lost]
 
     def _find_scale_ratio(self, step: int, partner: int | None) -> float:
         """How much larger the candidate's loss scale is: its shares carry it, what the optimizer sees does not."""
@@ -237,8 +239,15 @@ def _say(relation: Relation) -> str:
     return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
 
 
-def _row_lacking(record: TensorRecord, owner: Owner, order: int) -> RecordResult:
+def _row_lacking(record: TensorRecord, owner: Owner, order: int, is_absent: bool) -> RecordResult:
+    """``is_absent``: the candidate has no such module, under that name or another: what it does not do is seen where
+    its results are missing.
+    """
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if is_absent:
+        return make_row(
+            record, blame, Status.MISSING, "structure", note="the candidate has no such module", order=order
+        )
     note = f"no gradient reached {owner[1]} of {owner[0] or 'the root'} on the candidate"
     return make_row(record, blame, Status.FAIL, "structure", note=note, order=order)
 

@@ -18,6 +18,7 @@ from precision_align.replay.bigcalls import judge_big_backward, judge_big_forwar
 from precision_align.replay.calljudging import CallJudging, pick
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
 from precision_align.replay.models import Models
+from precision_align.replay.modes import ModeFinder
 from precision_align.replay.randomness import judge_dropout
 from precision_align.replay.replayability import NotReplayable, find_obstacle
 from precision_align.replay.rowsampling import RowSampler, may_be_sampled
@@ -62,6 +63,7 @@ class Replayer:
         self._training = training
         self._models = Models(root, locate)
         self._executor = Executor(dump, Resolver(root), training)
+        self.modes = ModeFinder()
 
     @property
     def dump(self) -> Dump:
