@@ -28,15 +28,7 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     the script raises, SystemExit included, is raised again after the dump is closed; ``launch``, if given, then tells
     what was recorded. Raises UsageError where there is no such script and for options that do not fit.
     """
-    make_plan(options.sources, options.payload, options.select, options.steps)
-    options.limits.check()
-    check_eager(options.eager)
-    with ExitStack() as opened:  # a mistake in them is to be said before the script runs
-        options.limits.make_trigger(opened)
-        options.limits.make_switch(opened)
-        open_reference(options.force, 0, make_plan(options.sources), opened)
-    if options.model is not None and not all(options.model.partition(":")):
-        raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
+    check_options(options)
     run, arguments, folder = _find_program(argv)
     if not options.dry_run:
         _check_folder(options)
@@ -46,6 +38,19 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
         run()
     return launch
+
+
+def check_options(options: LaunchOptions) -> None:
+    """Say a mistake before the script runs. Raises UsageError, and what opening the reference raises."""
+    make_plan(options.sources, options.payload, options.select, options.steps)
+    options.limits.check()
+    check_eager(options.eager)
+    with ExitStack() as opened:
+        options.limits.make_trigger(opened)
+        options.limits.make_switch(opened)
+        open_reference(options.force, 0, make_plan(options.sources), opened)
+    if options.model is not None and not all(options.model.partition(":")):
+        raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
 
 
 def _count_enough(options: LaunchOptions) -> int:

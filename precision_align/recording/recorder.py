@@ -207,6 +207,10 @@ class Recorder:
         """Add a line to the dump's notes."""
         self._tape.note(text)
 
+    def fall_silent(self) -> None:
+        """This process is a fork of the one that records: nothing of what it does is for the dump."""
+        self._open = self._tape.clock.recording = False
+
     def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
         """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
         recorder = OptimizerRecorder(self._tape, self._model, optimizer, len(self._optimizers))
