@@ -13,7 +13,7 @@ from precision_align.core.documents import read_document
 from precision_align.core.errors import UsageError
 
 _WITHOUT = ("help", "json", "lang", "script", "dry_run")  # a dry run ends the script
-_PATHS = ("output", "plan", "force", "node_local")  # relative to the file: nodes start programs in folders of their own
+PATHS = ("output", "plan", "force", "node_local")  # relative to the file: nodes start programs in folders of their own
 
 
 def read_configuration(path: str) -> Any:
@@ -91,4 +91,4 @@ def _convert(action: argparse.Action, value: Any, folder: Path) -> Any:
     if action.nargs == 0 or action.type is not None:
         return value
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return str(folder / text) if action.dest in _PATHS else text
+    return str(folder / text) if action.dest in PATHS else text

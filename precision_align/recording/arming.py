@@ -53,6 +53,12 @@ def arm(start: Callable[[str, bool], None]) -> None:
         sys.meta_path.insert(0, _TorchFinder(lambda: start(path, below)))
 
 
+def disarm() -> None:
+    """This program and those that it starts are not to be captured: it is the command line of this package."""
+    os.environ.pop(VARIABLE, None)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
+
+
 class _TorchFinder(MetaPathFinder):
     """Finds torch as the others do, once, and calls back when it has been imported."""
 

@@ -31,7 +31,7 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     check_options(options)
     run, arguments, folder = _find_program(argv)
     if not options.dry_run:
-        _check_folder(options)
+        check_folder(options)
     launch = Launch() if launch is None else launch
     launch.started = True
     launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
@@ -51,6 +51,14 @@ def check_options(options: LaunchOptions) -> None:
         open_reference(options.force, 0, make_plan(options.sources), opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
+
+
+def check_folder(options: LaunchOptions) -> None:
+    """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
+    own = Path(options.path) / name_rank(find_rank()[0])
+    taken = own.is_dir() and any(own.iterdir())
+    if taken and not (options.overwrite or options.append):
+        raise UsageError(f"{options.path} already holds a dump: choose another folder, --overwrite or --append")
 
 
 def _count_enough(options: LaunchOptions) -> int:
@@ -74,14 +82,6 @@ def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], st
     if not script.exists():
         raise UsageError(f"there is no script {words[0]!r} here ({Path.cwd()})")
     return functools.partial(runpy.run_path, str(script), run_name="__main__"), words, str(script.resolve().parent)
-
-
-def _check_folder(options: LaunchOptions) -> None:
-    """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
-    own = Path(options.path) / name_rank(find_rank()[0])
-    taken = own.is_dir() and any(own.iterdir())
-    if taken and not (options.overwrite or options.append):
-        raise UsageError(f"{options.path} already holds a dump: choose another folder, --overwrite or --append")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from precision_align.cli.app import main
 from precision_align.storage.opening import open_dump
 
 pytestmark = pytest.mark.live
@@ -66,3 +67,87 @@ def test_one_import_line_does_the_same(launch, write, tmp_path):
     root = str(Path(__file__).resolve().parents[2])
     launch(sys.executable, "train.py", configuration=OUTPUT, PYTHONPATH=root)
     assert steps_of(tmp_path / "dump") == EXPECTED
+
+
+def test_torchrun_writes_on_each_node_and_collect_makes_one_dump(python, launch, write, tmp_path, capsys):
+    """Under the verb, as a launcher of its own: two "nodes" of one rank each would need two machines; here two ranks."""
+    ddp = 'torch.distributed.init_process_group("gloo")\n    rank = torch.distributed.get_rank()'
+    text = fill(before=ddp).replace("nn.Linear(8, 1))\n", "nn.Linear(8, 1))\n    model = nn.parallel.DistributedDataParallel(model)\n")
+    write("train.py", text)
+    torchrun = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    verb = (python, "-m", "precision_align", "capture", "-o", "dump", "--node-local", "disk", "--", *torchrun)
+    done = launch(*verb)
+    assert "disk/dump: 3 steps" in done.stderr
+    first, second = tmp_path / "disk" / "dump", tmp_path / "other"
+    second.mkdir()
+    (first / "rank00001").rename(second / "rank00001")
+    target = str(tmp_path / "all")
+    assert main(["collect", str(first), "-o", target]) == 3
+    assert "has 1 of 2 ranks; missing: 1" in capsys.readouterr().err
+    assert main(["collect", str(second), "-o", target]) == 0
+    assert "2 of 2 ranks" in capsys.readouterr().out
+    dump = open_dump(target)
+    assert [(info.rank, info.world) for info in dump.infos] == [(0, 2), (1, 2)]
+    assert {call.scope for call in dump.calls} == {"", "module", *(f"module.{part}" for part in "012"), "optimizer:0"}
+    part = next((second / "rank00001").glob("*.h5"))
+    part.write_bytes(part.read_bytes()[:-100])
+    assert main(["collect", str(first), str(second), "-o", target]) == 2
+    assert "two different recordings of one rank" in capsys.readouterr().err
+
+
+HELPERS = """
+    import multiprocessing, subprocess, sys
+
+    def embed(batch):  # a module in the loader's workers, as a tokenizer's or an augmentation's would be
+        torch.manual_seed(1)
+        return nn.Linear(2, 2)(torch.stack(batch))
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.full((2,), float(index))
+
+    def load(context):
+        loader = torch.utils.data.DataLoader(Rows(), 2, num_workers=2, collate_fn=embed, multiprocessing_context=context)
+        return sum(batch.sum().item() for batch in loader)
+
+    def learn():
+        net = nn.Linear(2, 2)
+        net(torch.ones(1, 2)).sum().backward()
+
+    if __name__ == "__main__":
+        print(load("fork"), load("spawn"))
+        prepare = "import torch; net = torch.nn.Linear(2, 2).eval(); torch.set_grad_enabled(False); net(torch.ones(1, 2))"
+        subprocess.run([sys.executable, "-c", prepare], check=True)
+"""
+
+
+def test_helpers_are_not_captured(python, launch, write, tmp_path):
+    """Loader workers of both kinds before the model's first call, a subprocess that only uses a model, forks after it."""
+    after = """fork = multiprocessing.get_context("fork").Process(target=learn)
+    fork.start(), fork.join()
+    print("fork", fork.exitcode, load("fork"))"""
+    body = fill(above="", before="", end=after).split("torch.set_num_threads(1)")[1]
+    guarded = "\n".join("    " + line for line in body.splitlines()).replace("        model", "        model")
+    write("train.py", "    import torch\n    from torch import nn\n" + HELPERS + guarded)
+    alone = launch(python, "train.py")
+    done = launch(python, "train.py", configuration=OUTPUT)
+    assert done.stdout == alone.stdout
+    assert "fork 0" in done.stdout
+    assert done.stderr.count("precision-align") == 1
+    assert [path.name for path in (tmp_path / "dump").iterdir()] == ["rank00000"]
+    assert steps_of(tmp_path / "dump") == EXPECTED
+
+
+def test_a_broken_configuration_is_said_once_and_training_ends_as_it_would(launch, write, tmp_path):
+    write("train.py", fill(above="import precision_align.auto", before='subprocess.run([sys.executable, "-c", "import torch"])', end="sys.exit(7)"))
+    root = str(Path(__file__).resolve().parents[2])
+    wrong = 'outptu = "dump"\nsteps = 1.5\ncompress = "rar"\npayload = { "*" = 3 }\n'
+    done = launch(sys.executable, "train.py", status=7, configuration=wrong, PYTHONPATH=root)
+    assert len(done.stdout.splitlines()) == 3
+    for part in ("'outptu'", "'output'", "steps", "'rar'", "payload"):
+        assert done.stderr.count(part) >= 1
+    assert done.stderr.count("training goes on") == 1
+    assert "outptu" in (tmp_path / "capture.toml.rank00000.log").read_text()
