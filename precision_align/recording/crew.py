@@ -82,7 +82,8 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 @dataclass(frozen=True)
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
-    records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete.
+    records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete;
+    ``find_step``: the framework's number of the step that begins.
     """
 
     taps: Optional[Taps] = None
@@ -93,6 +94,7 @@ class Setup:
     muted: bool = False
     eager: bool = False
     after: Optional[Callable[[], None]] = None
+    find_step: Optional[Callable[[], int]] = None
 
 
 @dataclass

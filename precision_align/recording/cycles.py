@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import torch
 
+from precision_align.recording.masters import find_master
 from precision_align.recording.optimizers import parameter_groups
 
 
@@ -48,17 +49,22 @@ class Cycle:
     @property
     def has_optimizers(self) -> bool:
         """Whether any is to be waited for; without one a backward pass ends a step."""
-        return bool(self._look())
+        return bool(self._look()) or any(find_master(parameter) is not None for parameter in self._model.parameters())
 
 
 def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """All living torch optimizers that hold parameters of a model."""
+    """All living torch optimizers that hold parameters of a model, without wrappers around another one of them.
+
+    A wrapper (Accelerate's) is an Optimizer too, but only the one inside tells of its steps for sure.
+    """
     mine = {id(parameter) for parameter in model.parameters()}
-    return [
+    found = [
         thing
         for thing in gc.get_objects()
         if issubclass(type(thing), torch.optim.Optimizer) and any(id(held) in mine for held in _list_held(thing))
     ]
+    known = {id(optimizer) for optimizer in found}
+    return [optimizer for optimizer in found if not any(id(part) in known for part in vars(optimizer).values())]
 
 
 def _list_held(optimizer: torch.optim.Optimizer) -> list[Any]:

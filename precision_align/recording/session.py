@@ -133,8 +133,12 @@ def start_recorder(
     force: Union[str, PathLike[str], Dump, None] = None,
     eager: bool = False,
     after: Optional[Callable[[], None]] = None,
+    find_step: Optional[Callable[[], int]] = None,
 ) -> Recorder:
-    """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    """A session from checked arguments; opens the dump. ``find_step``: the framework's number of the step that begins.
+
+    Raises as :func:`capture`.
+    """
     limits.check()
     check_eager(eager)
     path = None if path is None else str(Path(path).absolute())  # the run may change the working directory
@@ -158,5 +162,5 @@ def start_recorder(
         sink = RingSink(sink, trigger, limits.ring, limits.ring_bytes)
     tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, find_step)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

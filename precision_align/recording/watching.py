@@ -18,11 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precision_align.core.trees import class_name
 from precision_align.recording.crew import Taps
+from precision_align.recording.counters import find_counter
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
+from precision_align.recording.masters import find_masters
 from precision_align.recording.models import Models, name_model
 from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups, takes_closure
 from precision_align.recording.origins import plain_attributes
+from precision_align.recording.parameters import owned_parameters
 from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
@@ -193,6 +196,7 @@ class Watch:
             taps=self._taps,
             force=options.force,
             eager=options.eager,
+            find_step=find_counter(model),
         )
         self._launch.recorder = self._session.enter_context(recorder)
         self._on_change()
@@ -243,8 +247,10 @@ class Watch:
             self._guard("an optimizer step", recorder.after_step, self._known[id(optimizer)][1])
 
     def _holds_parameters(self, optimizer: Any) -> bool:
-        mine = {id(parameter) for parameter in self._models.parameters()} if self._models is not None else set()
-        return any(id(parameter) in mine for group in parameter_groups(optimizer) for parameter in group["params"])
+        owned = owned_parameters(self._models) if self._models is not None else []
+        held = [parameter for group in parameter_groups(optimizer) for parameter in group["params"]]
+        mine = {id(item.tensor) for item in owned}
+        return any(id(parameter) in mine for parameter in held) or bool(find_masters(owned, held))
 
 
 def _follow_forks(watch: Watch) -> None:

@@ -37,7 +37,7 @@ def launch(tmp_path: Path):
             (tmp_path / "capture.toml").write_text(textwrap.dedent(configuration))
             variables["PRECISION_ALIGN"] = "capture.toml"
         done = subprocess.run(
-            [str(word) for word in words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300, check=False
+            [str(word) for word in words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == status, done.stderr[-3000:]
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ HELPERS = """
 
     def embed(batch):  # a module in the loader's workers, as a tokenizer's or an augmentation's would be
         torch.manual_seed(1)
-        return nn.Linear(2, 2)(torch.stack(batch))
+        return nn.Linear(2, 2)(torch.stack(batch)).detach()
 
     class Rows(torch.utils.data.Dataset):
         def __len__(self):
@@ -113,9 +114,8 @@ HELPERS = """
         loader = torch.utils.data.DataLoader(Rows(), 2, num_workers=2, collate_fn=embed, multiprocessing_context=context)
         return sum(batch.sum().item() for batch in loader)
 
-    def learn():
-        net = nn.Linear(2, 2)
-        net(torch.ones(1, 2)).sum().backward()
+    def learn():  # no backward pass: autograd itself refuses one in a fork
+        nn.Linear(2, 2)(torch.ones(1, 2))
 
     if __name__ == "__main__":
         print(load("fork"), load("spawn"))
@@ -126,12 +126,10 @@ HELPERS = """
 
 def test_helpers_are_not_captured(python, launch, write, tmp_path):
     """Loader workers of both kinds before the model's first call, a subprocess that only uses a model, forks after it."""
-    after = """fork = multiprocessing.get_context("fork").Process(target=learn)
-    fork.start(), fork.join()
-    print("fork", fork.exitcode, load("fork"))"""
-    body = fill(above="", before="", end=after).split("torch.set_num_threads(1)")[1]
-    guarded = "\n".join("    " + line for line in body.splitlines()).replace("        model", "        model")
-    write("train.py", "    import torch\n    from torch import nn\n" + HELPERS + guarded)
+    after = 'fork = multiprocessing.get_context("fork").Process(target=learn)\n    fork.start(), fork.join()\n'
+    after += '    print("fork", fork.exitcode, load("fork"))'
+    body = textwrap.dedent(fill(end=after).split("torch.set_num_threads(1)")[1])
+    write("train.py", "import torch\nfrom torch import nn\n" + textwrap.dedent(HELPERS) + textwrap.indent(body, "    "))
     alone = launch(python, "train.py")
     done = launch(python, "train.py", configuration=OUTPUT)
     assert done.stdout == alone.stdout
