@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from precision_align.recording.masters import find_master
+from precision_align.recording.masters import is_managed
 from precision_align.recording.optimizers import parameter_groups
 
 
@@ -49,7 +49,7 @@ class Cycle:
     @property
     def has_optimizers(self) -> bool:
         """Whether any is to be waited for; without one a backward pass ends a step."""
-        return bool(self._look()) or any(find_master(parameter) is not None for parameter in self._model.parameters())
+        return bool(self._look()) or any(map(is_managed, self._model.parameters()))
 
 
 def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:

@@ -9,6 +9,7 @@ The frameworks that keep such copies leave word of them on the parameter; nothin
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -62,21 +63,47 @@ def _find_partition(parameter: Any) -> Optional[torch.Tensor]:
     return None if flat is None else flat.detach()[offset : offset + length]
 
 
+def is_managed(parameter: torch.Tensor) -> bool:
+    """Whether a framework's optimizer will update it, even where none is found that holds it."""
+    return hasattr(parameter, "main_grad") or find_master(parameter) is not None
+
+
 def find_masters(owned: Sequence[Owned], held: Sequence[torch.Tensor]) -> list[Master]:
-    """The copies among what an optimizer's groups hold."""
-    buffers = {tensor.untyped_storage().data_ptr(): tensor for tensor in held if tensor.numel()}
-    if not buffers:
-        return []
+    """What an optimizer's groups hold of these parameters: their copies, or pieces of their own memory."""
+    memory = _Memory(held)
     masters = []
     for item in owned:
         piece = find_master(item.tensor)
-        buffer = None if piece is None else buffers.get(piece.untyped_storage().data_ptr())
-        if piece is None or buffer is None:
-            continue
-        start = piece.storage_offset() - buffer.storage_offset()
-        if 0 <= start <= buffer.numel() - piece.numel():
+        if piece is None:  # Megatron's distributed optimizer updates fp32 parameters by pieces, in place
+            piece = buffer = memory.find_within(item.tensor)
+        else:
+            buffer = memory.find_around(piece)
+        if piece is not None and buffer is not None:
+            start = (piece.data_ptr() - buffer.data_ptr()) // piece.element_size()
             masters.append(Master(item.scope, item.local, _shape(piece, item.tensor), buffer, start, item.tensor))
     return masters
+
+
+class _Memory:
+    """Tensors by where they lie."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = sorted((tensor for tensor in tensors if tensor.numel()), key=torch.Tensor.data_ptr)
+        self._starts = [tensor.data_ptr() for tensor in self._tensors]
+
+    def find_around(self, piece: torch.Tensor) -> Optional[torch.Tensor]:
+        """The one that holds all of this piece."""
+        index = bisect_right(self._starts, piece.data_ptr()) - 1
+        return self._tensors[index] if index >= 0 and _end(piece) <= _end(self._tensors[index]) else None
+
+    def find_within(self, whole: torch.Tensor) -> Optional[torch.Tensor]:
+        """The first that lies within this tensor."""
+        index = bisect_left(self._starts, whole.data_ptr()) if whole.numel() else len(self._starts)
+        return self._tensors[index] if index < len(self._starts) and _end(self._tensors[index]) <= _end(whole) else None
+
+
+def _end(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
 def _shape(piece: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launching") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    (site / "_others.pth").write_text(f"{ROOT}\n{Path(pytest.__file__).parents[1]}\n")
+    others = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "_others.pth").write_text("\n".join([str(ROOT), *others, ""]))
     (site / "precision_align.pth").write_bytes(STARTUP.read_bytes())
     return folder / "bin" / "python"
 
