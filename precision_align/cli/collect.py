@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """DIR... and the dump to make."""
     parser.epilog = _EPILOGUE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folders", metavar="DIR", nargs="+", help="a folder that one node wrote, copied here or mounted")
+    parser.add_argument(
+        "folders", metavar="DIR", nargs="+", help="a folder that one node wrote, copied here or mounted"
+    )
     parser.add_argument("-o", "--output", metavar="DUMP", required=True, help="the dump to make, or to add to")
 
 

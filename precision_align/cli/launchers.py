@@ -22,7 +22,9 @@ _OWN = ("script", "json", "lang", "dry_run")  # of the command line alone
 
 def is_launcher(words: Sequence[str]) -> bool:
     """Whether it is a program (torchrun, bash, ./pretrain.sh), not a Python script to be run in this process."""
-    return bool(words) and not words[0].startswith("-") and Path(words[0]).suffix != ".py" and bool(shutil.which(words[0]))
+    return (
+        bool(words) and not words[0].startswith("-") and Path(words[0]).suffix != ".py" and bool(shutil.which(words[0]))
+    )
 
 
 def run_launcher(words: Sequence[str], arguments: argparse.Namespace, folder: Path) -> int:

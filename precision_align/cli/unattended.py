@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from precision_align.recording.watching import LaunchOptions
 
 
-def start_unattended(path: str, below: bool) -> None:
+def start_unattended(path: str, below: bool) -> Optional[Attendance]:
     """Capture what this program will train, as the file at ``path`` says; ``below``: it is a child of one that waits.
 
-    Never raises: what goes wrong is said on stderr and in a log beside the file, and the program goes on.
+    Never raises: what goes wrong is said on stderr and in a log beside the file, and the program goes on. Returns the
+    watch that has begun, None where it could not.
     """
     try:
         from precision_align.cli.configuration import read_configuration
 
         attendance = Attendance(read_configuration(path), Log(path), below)
         attendance.begin()
+        return attendance
     except Exception as error:
         leave_word(FAILED)
         Log(path).complain("nothing will be captured", error)
+        return None
 
 
 class Log:
@@ -124,7 +127,9 @@ class Attendance:
 
         error: Any = getattr(sys, "last_value", None)  # what ended the program, if anything has
         with contextlib.suppress(NothingCaptured):  # told below
-            self._watch.__exit__(type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
+            self._watch.__exit__(
+                type(error) if error is not None else None, error, getattr(error, "__traceback__", None)
+            )
         recorder = self._launch.recorder
         if recorder is None:
             if self._launch.trained and self._launch.failure is None and not self._below:

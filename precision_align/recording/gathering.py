@@ -68,4 +68,3 @@ class _GatheredHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_ignoring_hook, ()
-

@@ -17,8 +17,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.trees import class_name
-from precision_align.recording.crew import Taps
 from precision_align.recording.counters import find_counter
+from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
 from precision_align.recording.masters import find_masters

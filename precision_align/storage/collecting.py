@@ -50,7 +50,9 @@ def _find_ranks(sources: Sequence[Path], target: Path) -> dict[str, Path]:
     for source in sources:
         if not source.is_dir():
             raise DumpNotFound(f"there is no folder {source}")
-        own = [child for child in sorted(source.iterdir()) if layout.RANK_FOLDER.fullmatch(child.name) and child.is_dir()]
+        own = [
+            child for child in sorted(source.iterdir()) if layout.RANK_FOLDER.fullmatch(child.name) and child.is_dir()
+        ]
         if not own:
             raise DumpForeign(f"{source} holds no rank of a dump: name the folders that the nodes wrote")
         for folder in own:

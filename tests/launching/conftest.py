@@ -32,13 +32,21 @@ def launch(tmp_path: Path):
     """Runs a command in a folder of its own with a configuration in the environment; returns what it did."""
 
     def launch(*words: object, status: int = 0, configuration: str | None = None, **environment: str):
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PRECISION_", "PYTHON", "COV"))}
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PRECISION_", "PYTHON", "COV"))
+        }
         variables = {**inherited, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **environment}
         if configuration is not None:
             (tmp_path / "capture.toml").write_text(textwrap.dedent(configuration))
             variables["PRECISION_ALIGN"] = "capture.toml"
         done = subprocess.run(
-            [str(word) for word in words], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False
+            [str(word) for word in words],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == status, done.stderr[-3000:]
         return done

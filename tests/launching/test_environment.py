@@ -73,7 +73,9 @@ def test_one_import_line_does_the_same(launch, write, tmp_path):
 def test_torchrun_writes_on_each_node_and_collect_makes_one_dump(python, launch, write, tmp_path, capsys):
     """Under the verb, as a launcher of its own: two "nodes" of one rank each would need two machines; here two ranks."""
     ddp = 'torch.distributed.init_process_group("gloo")\n    rank = torch.distributed.get_rank()'
-    text = fill(before=ddp).replace("nn.Linear(8, 1))\n", "nn.Linear(8, 1))\n    model = nn.parallel.DistributedDataParallel(model)\n")
+    text = fill(before=ddp).replace(
+        "nn.Linear(8, 1))\n", "nn.Linear(8, 1))\n    model = nn.parallel.DistributedDataParallel(model)\n"
+    )
     write("train.py", text)
     torchrun = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
     verb = (python, "-m", "precision_align", "capture", "-o", "dump", "--node-local", "disk", "--", *torchrun)
@@ -140,7 +142,14 @@ def test_helpers_are_not_captured(python, launch, write, tmp_path):
 
 
 def test_a_broken_configuration_is_said_once_and_training_ends_as_it_would(launch, write, tmp_path):
-    write("train.py", fill(above="import precision_align.auto", before='subprocess.run([sys.executable, "-c", "import torch"])', end="sys.exit(7)"))
+    write(
+        "train.py",
+        fill(
+            above="import precision_align.auto",
+            before='subprocess.run([sys.executable, "-c", "import torch"])',
+            end="sys.exit(7)",
+        ),
+    )
     root = str(Path(__file__).resolve().parents[2])
     wrong = 'outptu = "dump"\nsteps = 1.5\ncompress = "rar"\npayload = { "*" = 3 }\n'
     done = launch(sys.executable, "train.py", status=7, configuration=wrong, PYTHONPATH=root)
