@@ -47,8 +47,8 @@ def run_launcher(words: Sequence[str], arguments: argparse.Namespace, folder: Pa
         return status
     text = (
         f"nothing was captured: no process wrote to {folder}. What they said is above and in {place}.rank*.log; where "
-        "they said nothing, the Python that trains lacks precision_align.pth in its site-packages (pip installs it): put "
-        "`import precision_align.auto` at the top of the script"
+        "they said nothing, the Python that trains lacks precision_align.pth in its site-packages (pip installs it): "
+        "put `import precision_align.auto` at the top of the script"
     )
     print_log(f"error {NothingCaptured(text)}")
     return status or NothingCaptured.exit_status

@@ -155,8 +155,9 @@ class OptimizerRecorder:
         state = states[held]
         if isinstance(state, Mapping):
             for name, value in state.items():
-                cut = isinstance(item, Master) and isinstance(value, torch.Tensor)
-                yield str(name), (item.cut(value) if cut else value)
+                if isinstance(item, Master) and isinstance(value, torch.Tensor):
+                    value = item.cut(value)
+                yield str(name), value
 
     def _record_gradients(self, owned: Sequence[Owned]) -> bool:
         found = [(item, gradient) for item in owned if (gradient := gradient_to_record(item)) is not None]

@@ -133,7 +133,7 @@ class Watch:
 
     def _wait_for_calls(self) -> None:
         # Not Module.__call__ itself, which frameworks and compilers check by identity; that calls this one.
-        original = torch.nn.Module._call_impl
+        original: Callable[..., Any] = torch.nn.Module._call_impl
 
         @functools.wraps(original)
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ class Watch:
             return original(module, *args, **kwargs)
 
         self._replaced, self._replacement = original, call
-        torch.nn.Module._call_impl = call  # type: ignore[method-assign]
+        torch.nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
 
     def _stop_waiting(self) -> None:
         # where somebody has wrapped ours meanwhile it stays, and does nothing

@@ -33,6 +33,7 @@ TRAIN = """
         print(step, repr(loss.item()), flush=True)
     {end}
 """
+ROOT = str(Path(__file__).resolve().parents[2])
 OUTPUT = 'output = "dump"\n'
 
 
@@ -63,15 +64,8 @@ def test_a_shell_script_is_captured_and_its_numbers_stay(python, launch, write, 
     assert not open_dump(tmp_path / "dump").notes
 
 
-def test_one_import_line_does_the_same(launch, write, tmp_path):
-    write("train.py", fill(above="import precision_align.auto"))
-    root = str(Path(__file__).resolve().parents[2])
-    launch(sys.executable, "train.py", configuration=OUTPUT, PYTHONPATH=root)
-    assert steps_of(tmp_path / "dump") == EXPECTED
-
-
 def test_torchrun_writes_on_each_node_and_collect_makes_one_dump(python, launch, write, tmp_path, capsys):
-    """Under the verb, as a launcher of its own: two "nodes" of one rank each would need two machines; here two ranks."""
+    """As a launcher that the verb starts; what two nodes would write on two disks is taken apart here."""
     ddp = 'torch.distributed.init_process_group("gloo")\n    rank = torch.distributed.get_rank()'
     text = fill(before=ddp).replace(
         "nn.Linear(8, 1))\n", "nn.Linear(8, 1))\n    model = nn.parallel.DistributedDataParallel(model)\n"
@@ -98,6 +92,16 @@ def test_torchrun_writes_on_each_node_and_collect_makes_one_dump(python, launch,
     assert "two different recordings of one rank" in capsys.readouterr().err
 
 
+def test_the_verb_under_torchrun_runs_a_module(python, launch, write, tmp_path):
+    write("train.py", fill())
+    torchrun = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = launch(*torchrun, "-m", "precision_align", "capture", "-o", "dump", "--steps", "1", "--", "-m", "train")
+    dump = open_dump(tmp_path / "dump")
+    assert [(info.rank, info.world) for info in dump.infos] == [(0, 2), (1, 2)]
+    assert list(dump.steps) == [1]
+    assert len(done.stdout.splitlines()) == 6
+
+
 HELPERS = """
     import multiprocessing, subprocess, sys
 
@@ -113,28 +117,27 @@ HELPERS = """
             return torch.full((2,), float(index))
 
     def load(context):
-        loader = torch.utils.data.DataLoader(Rows(), 2, num_workers=2, collate_fn=embed, multiprocessing_context=context)
-        return sum(batch.sum().item() for batch in loader)
+        options = {"num_workers": 2, "collate_fn": embed, "multiprocessing_context": context}
+        return sum(batch.sum().item() for batch in torch.utils.data.DataLoader(Rows(), 2, **options))
 
     def learn():  # no backward pass: autograd itself refuses one in a fork
         nn.Linear(2, 2)(torch.ones(1, 2))
 
     if __name__ == "__main__":
         print(load("fork"), load("spawn"))
-        prepare = "import torch; net = torch.nn.Linear(2, 2).eval(); torch.set_grad_enabled(False); net(torch.ones(1, 2))"
+        prepare = "import torch; torch.nn.Linear(2, 2).eval()(torch.ones(1, 2))"
         subprocess.run([sys.executable, "-c", prepare], check=True)
 """
 
 
-def test_helpers_are_not_captured(python, launch, write, tmp_path):
-    """Loader workers of both kinds before the model's first call, a subprocess that only uses a model, forks after it."""
+def test_one_import_line_captures_and_helpers_are_not_captured(launch, write, tmp_path):
+    """Loader workers of both kinds before the model's first call, a subprocess that uses a model, forks after it."""
     after = 'fork = multiprocessing.get_context("fork").Process(target=learn)\n    fork.start(), fork.join()\n'
     after += '    print("fork", fork.exitcode, load("fork"))'
     body = textwrap.dedent(fill(end=after).split("torch.set_num_threads(1)")[1])
-    write("train.py", "import torch\nfrom torch import nn\n" + textwrap.dedent(HELPERS) + textwrap.indent(body, "    "))
-    alone = launch(python, "train.py")
-    done = launch(python, "train.py", configuration=OUTPUT)
-    assert done.stdout == alone.stdout
+    head = "import torch\nimport precision_align.auto\nfrom torch import nn\n"
+    write("train.py", head + textwrap.dedent(HELPERS) + textwrap.indent(body, "    "))
+    done = launch(sys.executable, "train.py", configuration=OUTPUT, PYTHONPATH=ROOT)
     assert "fork 0" in done.stdout
     assert done.stderr.count("precision-align") == 1
     assert [path.name for path in (tmp_path / "dump").iterdir()] == ["rank00000"]
@@ -150,9 +153,8 @@ def test_a_broken_configuration_is_said_once_and_training_ends_as_it_would(launc
             end="sys.exit(7)",
         ),
     )
-    root = str(Path(__file__).resolve().parents[2])
     wrong = 'outptu = "dump"\nsteps = 1.5\ncompress = "rar"\npayload = { "*" = 3 }\n'
-    done = launch(sys.executable, "train.py", status=7, configuration=wrong, PYTHONPATH=root)
+    done = launch(sys.executable, "train.py", status=7, configuration=wrong, PYTHONPATH=ROOT)
     assert len(done.stdout.splitlines()) == 3
     for part in ("'outptu'", "'output'", "steps", "'rar'", "payload"):
         assert done.stderr.count(part) >= 1
