@@ -33,6 +33,7 @@ class Case:
 CASES = {
     "Trainer": Case("transformers", ("trainer.py",), "model.layers.1.post_attention_layernorm"),
     "Accelerate": Case("accelerate", ("-m", "accelerate.commands.launch", "--cpu", "accelerated.py"), "1"),
+    "inductor's compile workers": Case("torch._inductor", ("compiled.py",), "norm"),
     "ZeRO 1": Case("deepspeed", (*TORCHRUN, "2", "zero.py", "1", "fp32"), "norm", ranks=2),
     "ZeRO 2 bf16": Case("deepspeed", (*TORCHRUN, "2", "zero.py", "2", "bf16"), "norm", ranks=2),
     "ZeRO 3": Case("deepspeed", (*TORCHRUN, "2", "zero.py", "3", "fp32"), "norm", ranks=2),
@@ -67,11 +68,15 @@ def test_a_framework(python, launch, tmp_path, capsys, name):
         pytest.skip(f"{case.package} is not installed: bash tests/launching/frameworks/run.sh")
     for script in SCRIPTS.iterdir():
         (tmp_path / script.name).write_text(script.read_text())
-    command, surroundings = (python, *case.program), {"DS_ACCELERATOR": "cpu"}
+    command = (python, *case.program)
+    # workers are processes of their own also for the two kernels of this test, and nothing is found in a cache
+    compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    surroundings = {"DS_ACCELERATOR": "cpu", "TORCHINDUCTOR_WORKER_START": "subprocess", **compiling}
     alone = results_of(launch(*command, **surroundings))
     done = launch(*command, configuration='output = "reference"\n', **surroundings)
     assert len(alone) == case.ranks
     assert results_of(done) == alone
+    assert done.stderr.count("precision-align:") == 1  # rank 0's last line
     dump = open_dump(tmp_path / "reference")
     assert (tuple(dump.steps), tuple(dump.ranks)) == (case.steps, tuple(range(case.ranks)))
     updates = [(call.rank, call.step) for call in dump.calls if call.scope.startswith("optimizer:")]
