@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from precision_align.recording.parameters import Owned, gradient_of
 
@@ -88,7 +89,7 @@ class _Memory:
     """Tensors by where they lie."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = sorted((tensor for tensor in tensors if tensor.numel()), key=torch.Tensor.data_ptr)
+        self._tensors = sorted(filter(_has_elements, tensors), key=torch.Tensor.data_ptr)
         self._starts = [tensor.data_ptr() for tensor in self._tensors]
 
     def find_around(self, piece: torch.Tensor) -> Optional[torch.Tensor]:
@@ -98,8 +99,12 @@ class _Memory:
 
     def find_within(self, whole: torch.Tensor) -> Optional[torch.Tensor]:
         """The first that lies within this tensor."""
-        index = bisect_left(self._starts, whole.data_ptr()) if whole.numel() else len(self._starts)
+        index = bisect_left(self._starts, whole.data_ptr()) if _has_elements(whole) else len(self._starts)
         return self._tensors[index] if index < len(self._starts) and _end(self._tensors[index]) <= _end(whole) else None
+
+
+def _has_elements(tensor: torch.Tensor) -> bool:
+    return not is_lazy(tensor) and tensor.numel() > 0
 
 
 def _end(tensor: torch.Tensor) -> int:

@@ -135,7 +135,7 @@ class ParameterRecorder:
 
 def is_partitioned(tensor: torch.Tensor) -> bool:
     """Whether the parameter is empty, as DeepSpeed's ZeRO 3 leaves it outside of its module's call."""
-    return tensor.numel() == 0 and hasattr(tensor, "ds_tensor")
+    return hasattr(tensor, "ds_tensor") and tensor.numel() == 0
 
 
 def gradient_of(parameter: torch.Tensor) -> Optional[torch.Tensor]:
