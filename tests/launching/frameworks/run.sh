@@ -10,7 +10,7 @@ VENV=${VENV:-.venv-frameworks}
   transformers accelerate deepspeed megatron-core
 log=$(mktemp)
 status=0
-PYTHONPATH=. "$VENV/bin/python" -m pytest -q -p no:cacheprovider tests/launching/frameworks "$@" -rA --durations=0 >"$log" || status=$?
+FRAMEWORKS=1 PYTHONPATH=. "$VENV/bin/python" -m pytest -q -p no:cacheprovider tests/launching/frameworks "$@" -rA --durations=0 >"$log" || status=$?
 cat "$log" >&2
 echo "# Frameworks under capture"
 echo

@@ -1,12 +1,13 @@
 """Small real trainings of frameworks: bit-equal under capture, steps as the framework counts them, a fault found.
 
-Each needs its package; ``bash tests/launching/frameworks/run.sh`` installs them all, CI skips those that it lacks.
+Minutes and gigabytes: ``bash tests/launching/frameworks/run.sh`` installs the packages and runs them, CI does not.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 
 from precision_align.cli.app import main
 from precision_align.storage.opening import open_dump
+
+pytestmark = pytest.mark.skipif("FRAMEWORKS" not in os.environ, reason="bash tests/launching/frameworks/run.sh")
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -65,7 +68,7 @@ def results_of(done) -> list[str]:
 def test_a_framework(python, launch, tmp_path, capsys, name):
     case = CASES[name]
     if not is_installed(case.package):
-        pytest.skip(f"{case.package} is not installed: bash tests/launching/frameworks/run.sh")
+        pytest.skip(f"{case.package} could not be installed")
     for script in SCRIPTS.iterdir():
         (tmp_path / script.name).write_text(script.read_text())
     command = (python, *case.program)
@@ -96,7 +99,7 @@ def test_a_framework(python, launch, tmp_path, capsys, name):
 
 def test_a_resumed_trainer_goes_on_with_its_global_step(python, launch, tmp_path):
     if not is_installed("transformers"):
-        pytest.skip("transformers is not installed: bash tests/launching/frameworks/run.sh")
+        pytest.skip("transformers could not be installed")
     (tmp_path / "trainer.py").write_text((SCRIPTS / "trainer.py").read_text())
     launch(python, "trainer.py")
     launch(python, "trainer.py", "--resume", configuration='output = "resumed"\n')
