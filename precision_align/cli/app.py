@@ -26,6 +26,8 @@ VERBS = (
     "show",
     "compare",
     "certify",
+    "pack",
+    "unpack",
     "loss",
     "health",
     "checkpoint",

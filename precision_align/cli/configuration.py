@@ -13,7 +13,15 @@ from precision_align.core.documents import read_document
 from precision_align.core.errors import UsageError
 
 _WITHOUT = ("help", "json", "lang", "script", "dry_run")  # a dry run ends the script
-PATHS = ("output", "plan", "force", "node_local")  # relative to the file: nodes start programs in folders of their own
+PATHS = (
+    "output",
+    "plan",
+    "force",
+    "node_local",
+    "save_start",
+    "start_from",
+    "checkpoint",
+)  # relative to the file: nodes start programs in folders of their own
 
 
 def read_configuration(path: str) -> Any:

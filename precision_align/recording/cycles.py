@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from typing import Any, Optional
 
 import torch
 
+from precision_align.recording.living import find_optimizers
 from precision_align.recording.masters import is_managed
-from precision_align.recording.optimizers import parameter_groups
 
 
 class Cycle:
@@ -50,22 +49,3 @@ class Cycle:
     def has_optimizers(self) -> bool:
         """Whether any is to be waited for; without one a backward pass ends a step."""
         return bool(self._look()) or any(map(is_managed, self._model.parameters()))
-
-
-def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """All living torch optimizers that hold parameters of a model, without wrappers around another one of them.
-
-    A wrapper (Accelerate's) is an Optimizer too, but only the one inside tells of its steps for sure.
-    """
-    mine = {id(parameter) for parameter in model.parameters()}
-    found = [
-        thing
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.optim.Optimizer) and any(id(held) in mine for held in _list_held(thing))
-    ]
-    known = {id(optimizer) for optimizer in found}
-    return [optimizer for optimizer in found if not any(id(part) in known for part in vars(optimizer).values())]
-
-
-def _list_held(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [held for group in parameter_groups(optimizer) for held in group["params"]]

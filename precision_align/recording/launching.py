@@ -49,16 +49,18 @@ def check_options(options: LaunchOptions) -> None:
         options.limits.make_trigger(opened)
         options.limits.make_switch(opened)
         open_reference(options.force, 0, make_plan(options.sources), opened)
+        options.begin.open(0, opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
 
 
 def check_folder(options: LaunchOptions) -> None:
-    """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
-    own = Path(options.path) / name_rank(find_rank()[0])
-    taken = own.is_dir() and any(own.iterdir())
-    if taken and not (options.overwrite or options.append):
-        raise UsageError(f"{options.path} already holds a dump: choose another folder, --overwrite or --append")
+    """Say now that the dump's folder, or the start pack's, is taken, not when the model is called, minutes later."""
+    for folder in filter(None, (Path(options.path), options.begin.save)):
+        own = folder / name_rank(find_rank()[0])
+        taken = own.is_dir() and any(own.iterdir())
+        if taken and not (options.overwrite or options.append):
+            raise UsageError(f"{folder} already holds a dump: choose another folder, --overwrite or --append")
 
 
 def _count_enough(options: LaunchOptions) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.trees import class_name
+from precision_align.recording.beginning import NO_BEGINNING, Beginning
 from precision_align.recording.counters import find_counter
 from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
@@ -30,6 +31,7 @@ from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
 from precision_align.recording.structures import flatten_arguments
+from precision_align.recording.visits import Visit, divide
 from precision_align.storage.counting import CountingSink
 
 
@@ -38,7 +40,8 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``dry_run``: write nothing, and end the script after its first two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``visit``: a budget for all of it; ``dry_run``: write nothing,
+    and end the script after its first two recorded steps (see ``Launch.counted``).
     """
 
     path: str
@@ -53,6 +56,8 @@ class LaunchOptions:
     force: Optional[str] = None
     eager: bool = False
     dry_run: bool = False
+    begin: Beginning = NO_BEGINNING
+    visit: Optional[Visit] = None
 
 
 @dataclass
@@ -94,7 +99,7 @@ class Watch:
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
         self._replacement: Optional[Callable[..., Any]] = None
-        self._taps = Taps(frozenset(options.sources))
+        self._taps = Taps(frozenset(options.sources), options.begin.is_asked_for)
         # id -> module, which keeps the id from being used again
         self._familiar: dict[int, torch.nn.Module] = {}
         self._losses: dict[Optional[tuple[str, str]], str] = {}
@@ -121,7 +126,9 @@ class Watch:
         self._stop_waiting()
         try:
             with warnings.catch_warnings():  # the report at the program's end says it
-                warnings.filterwarnings("ignore", message="the dump holds no tensors", category=RuntimeWarning)
+                warnings.filterwarnings(
+                    "ignore", message="the (dump holds no tensors|start pack:)", category=RuntimeWarning
+                )
                 self._session.__exit__(*error)
         finally:
             self._stack.close()
@@ -181,9 +188,9 @@ class Watch:
             self._join(recorder, self._models, module)
 
     def _begin(self, model: torch.nn.Module) -> None:
-        options = self._options
         self._models = Models(model)
         self._familiarize(model)
+        options = _divide(self._options, self._models)
         recorder = start_recorder(
             self._models,
             self._path,
@@ -196,6 +203,8 @@ class Watch:
             taps=self._taps,
             force=options.force,
             eager=options.eager,
+            begin=options.begin if self._launch.counted is None else NO_BEGINNING,
+            norms=options.visit is not None,
             find_step=find_counter(model),
         )
         self._launch.recorder = self._session.enter_context(recorder)
@@ -269,6 +278,20 @@ def _trains(module: torch.nn.Module) -> bool:
     """Whether this call is one of a training loop, not of a program that uses a model."""
     learns = any(parameter.requires_grad for parameter in module.parameters())
     return learns and module.training and torch.is_grad_enabled()
+
+
+def _divide(options: LaunchOptions, model: torch.nn.Module) -> LaunchOptions:
+    """The options with a visit's budget shared out, now that the model is known; says what fits."""
+    if options.visit is None:
+        return options
+    first = min(make_plan(steps=options.steps).steps or [0])
+    division = divide(model, options.visit.budget_bytes, first)
+    options.visit.tell("\n".join(division.lines()))
+    return replace(
+        options,
+        begin=replace(options.begin, allowance=division.allowance),
+        limits=replace(options.limits, budget_bytes=division.dump_bytes),
+    )
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:

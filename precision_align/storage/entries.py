@@ -119,7 +119,7 @@ class Finisher:
         record = draft.record
         words, trouble = check_words(draft)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
-        values = None if record.statistics is None else _get_values(record.statistics)
+        values = None if record.statistics is None else get_values(record.statistics)
         if words is None:
             tier = Tier.STATISTICS if values else Tier.FINGERPRINT
             return Entry(record, tier, given, values, record.nbytes, record.reason or trouble)
@@ -177,7 +177,7 @@ class Finisher:
         # Of a full payload the reader computes the sketch when it is asked for.
         missing = table is None and tier is Tier.SKETCH
         if values is None or missing:
-            values = values or _get_values(summarize(words, dtype))
+            values = values or get_values(summarize(words, dtype))
             table = sketch(words, dtype) if missing else table
             self._summaries[digest, dtype.name] = (values, table)
         if tier is Tier.SAMPLE:
@@ -185,7 +185,8 @@ class Finisher:
         return values, table if tier is Tier.SKETCH else None
 
 
-_get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
+# The columns of a tensor's statistics.
+get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
 
 
 def locate(draft: AnyDraft) -> Lying | None:
