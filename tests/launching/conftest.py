@@ -45,7 +45,7 @@ def launch(tmp_path: Path):
             env=variables,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == status, done.stderr[-3000:]
