@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sources",
         metavar="LIST",
         default="modules,gradients,parameters,optimizer",
-        help="what to record, by commas (default: %(default)s; also functions, operators)",
+        help="what to record, by commas (default: %(default)s; also functions, operators, collectives)",
     )
     parser.add_argument(
         "--model",

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'step{step}/{scope}.{role}.{path}', or a TOML file",
     )
     parser.add_argument(
+        "--layout",
+        metavar="FILE",
+        help="how the tensors of a candidate on several ranks lie, against a reference of one device: a TOML file with "
+        "[mesh] and [tensors], such as 'blocks.*.mlp' = 'b s h[tp]'; by default from DTensors and by content",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
@@ -155,11 +161,12 @@ def _open_journal(reference: str | None, candidate: str, arguments: argparse.Nam
     from precision_align.workflows.sharding import Job, find_folder, merge_parts
 
     if arguments.merge or arguments.dask:
-        job, folder = Job(reference, candidate, replay, arguments.naming), find_folder(arguments.output[0])
+        job = Job(reference, candidate, replay, arguments.naming, arguments.layout)
+        folder = find_folder(arguments.output[0])
         if arguments.dask:
             _measure_on_cluster(job, folder, arguments)
         return merge_parts(job, folder)
-    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    sides = {"rules": arguments.rules, "naming": arguments.naming, "layout": arguments.layout}
     journal = open_journal(arguments.output[0], reference, candidate, **sides)
     if journal.num_known:
         print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
@@ -180,7 +187,7 @@ def _measure_shard(reference: str | None, candidate: str, arguments: argparse.Na
     from precision_align.workflows.sharding import Job, find_folder, measure_shard, parse_shard
 
     shard = parse_shard(arguments.shard)
-    job = Job(reference, candidate, _load_replay(arguments), arguments.naming)
+    job = Job(reference, candidate, _load_replay(arguments), arguments.naming, arguments.layout)
     with Progress("judging") as progress:
         path = measure_shard(job, shard, find_folder(arguments.output[0]), progress)
     print_log(say(arguments.lang, "cli.saved", path=path))
@@ -201,6 +208,7 @@ def _compare(
             replay=replay,
             library=arguments.library,
             naming=arguments.naming,
+            layout=arguments.layout,
             progress=progress,
             reading=reading,
             journal=journal,

@@ -17,6 +17,7 @@ import numpy as np
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.boundaries import find_boundary, judge_collectives, note_short_ranks
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
@@ -74,7 +75,9 @@ class Engine:
         replay: Any = None,
         rules: Rules | None = None,
         journal: Journal | None = None,
+        ranks: Dump | None = None,
     ):
+        """``ranks``: all ranks of the candidate, where that is these merged into one."""
         self._reference = Side(reference) if reference is not None else None
         self._candidate = Side(candidate)
         self._alignment = Alignment(self._reference, self._candidate)
@@ -93,6 +96,7 @@ class Engine:
             self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
+        self._ranks = ranks
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
@@ -117,6 +121,10 @@ class Engine:
             rows += self._state.judge_step(rank, step, partner)
             rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
         rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
+        merged = self._ranks is not None
+        rows += judge_collectives(
+            self._ranks or self._candidate.dump, self._candidate, min(self._candidate.dump.ranks) if merged else None
+        )
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
@@ -204,7 +212,10 @@ class Engine:
         return [(record, theirs.get(place)) for place, record in ours.items()]
 
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        reference = None if self._reference is None else self._reference.dump
+        notes = note_origin(reference, self._candidate.dump)
+        notes += note_short_ranks(reference, self._ranks or self._candidate.dump)
+        notes += [] if reference is None else find_boundary(reference, self._candidate.dump)
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)

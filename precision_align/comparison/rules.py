@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from precision_align.core.errors import RuleError, Unavailable
+from precision_align.core.errors import RuleError
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Status
+from precision_align.core.tomls import find_toml
 
 _SELECTORS = ("scope", "op", "role", "phase", "path")
 _ACTIONS = {"ignore": Status.PASS, "warn": Status.WARN, "fail": Status.FAIL}
@@ -61,7 +61,7 @@ class Rules:
 def load_rules(path: str | Path) -> Rules:
     """Read a rule file. Raises RuleError naming every problem at once."""
     place = Path(path)
-    toml = _find_toml()
+    toml = find_toml()
     try:
         data = toml.loads(place.read_text(encoding="utf-8"))
     except OSError as error:
@@ -112,12 +112,3 @@ def _read_modes(table: Any, problems: list[str]) -> frozenset[str]:
         problems.append("modes.declared must be a list of names")
         return frozenset()
     return frozenset(name.lower() for name in declared)
-
-
-def _find_toml() -> Any:
-    for name in ("tomllib", "tomli"):
-        try:
-            return import_module(name)
-        except ImportError:
-            continue
-    raise Unavailable("reading TOML on Python 3.10 needs tomli: pip install 'precision-align[analysis]'")

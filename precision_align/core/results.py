@@ -59,7 +59,8 @@ class RecordResult:
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
     "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
-    "sum" (total against shares), "structure" or "" where nothing could judge it; ``metrics``: all that were computed,
+    "sum" (total against shares), "ranks" (a collective's output against what all ranks gave), "structure" or "" where
+    nothing could judge it; ``metrics``: all that were computed,
     raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
     ``source``: file:line of the user's code that made the call.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from precision_align.comparison.boundaries import EVIDENCE
 from precision_align.comparison.engine import Comparison, Engine, Progress
 from precision_align.comparison.rules import Rules
 from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
@@ -79,6 +80,7 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
         "raw": "raw difference",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
+        EVIDENCE: "what all ranks gave to the collective",
         "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(
@@ -123,7 +125,7 @@ def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, 
         row.status not in _UNJUDGED
         and (row.phase == Phase.STEP or (row.scope in comparison.roots and row.role == Role.OUTPUT))
         for row in comparison.rows
-        if row.site != Site.INPUTS
+        if row.site != Site.INPUTS and row.evidence != EVIDENCE
     )
     if judged:
         return Verdict.ALIGNED, []

@@ -12,6 +12,7 @@ import torch
 from precision_align.recording.batches import BatchFacts
 from precision_align.recording.beginning import Start
 from precision_align.recording.calls import CallRecorder
+from precision_align.recording.collectives import CollectiveRecorder, CollectiveTap
 from precision_align.recording.companions import Companion
 from precision_align.recording.costs import Costs
 from precision_align.recording.draws import DrawTap
@@ -42,8 +43,7 @@ EAGER = (
 
 
 class Taps:
-    """The torch modes of the operator and function sources, and of start packs. Modes form a stack: they are entered
-    and left in order.
+    """The torch modes of three sources, and of start packs. Modes form a stack: they are entered and left in order.
 
     A script's session begins in the middle of a call, perhaps inside modes of the script's own: there the taps are
     entered before the script starts, and do nothing until a session binds them.
@@ -52,6 +52,7 @@ class Taps:
     def __init__(self, sources: frozenset[str], draws: bool = False) -> None:
         self.operators = OperatorTap() if "operators" in sources else None
         self.functions = FunctionTap() if "functions" in sources else None
+        self.collectives = CollectiveTap() if "collectives" in sources and has_distributed() else None
         self.draws = DrawTap() if draws else None
         self._entered = False
 
@@ -69,6 +70,14 @@ class Taps:
         if self.operators is not None:
             self.operators.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.operators, _top_dispatch_mode, note)
+        if self.collectives is not None:
+            self.collectives.__enter__()  # type: ignore[no-untyped-call]
+            cleanup.callback(_leave, self.collectives, _top_dispatch_mode, note)
+
+
+def has_distributed() -> bool:
+    """Whether this torch was built with torch.distributed."""
+    return bool(torch.distributed.is_available())
 
 
 def _top_function_mode() -> Any:
@@ -197,6 +206,8 @@ def gather_crew(
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
         members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
+    if taps.collectives is not None:
+        members.append(CollectiveRecorder(tape, calls, taps.collectives))
     if setup.facts:
         members += [BatchFacts(model, series, tape.clock), Costs(model, series, tape.clock)]
     if setup.forcer is not None:

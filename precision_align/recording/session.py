@@ -73,11 +73,12 @@ def capture(
     Outputs, gradients and updates are bit-equal with and without it.
 
     ``optimizer``: anything with ``step()``, or a list of them; ``sources``: of "modules", "gradients", "parameters",
-    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators) and "operators"
-    (everything that torch dispatches); ``payload``: how much of each tensor is kept ("fingerprint", "statistics",
-    "sketch", "sample", "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose
-    tensors are recorded (calls are always), or a :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``:
-    which steps, as a collection or like "3,10-12" (all); ``rank``: of this process (found from torch.distributed or
+    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators), "operators"
+    (everything that torch dispatches) and "collectives" (what ranks send each other); ``payload``: how much of each
+    tensor is kept ("fingerprint", "statistics", "sketch", "sample", "full"), or a mapping scope glob -> that, the last
+    match wins; ``select``: scope globs whose tensors are recorded (calls are always), or a
+    :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``: which steps, as a collection or like "3,10-12"
+    (all); ``rank``: of this process (found from torch.distributed or
     the launcher); ``ranks``: which ranks record, as ``steps``; ``path``: the dump's folder, or None with a ``sink`` of
     your own.
 

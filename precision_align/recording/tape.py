@@ -251,6 +251,11 @@ class Tape:
             self.notes.extend(note for note in told if note not in self.notes)
             self.lost = str(getattr(self.sink, "lost", ""))
 
+    def forget_copies(self) -> None:
+        """Tensors may have changed unseen: no copy is used again."""
+        with self._lock:
+            self._stager.forget()
+
     def release(self) -> None:
         """Steps that are not recorded follow: the memory for copies is not needed for now."""
         with self._lock:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from precision_align.alignment.layouts import Layouts, read_layouts
+from precision_align.alignment.merging import MergedDump
 from precision_align.comparison.engine import Engine, Progress
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
@@ -15,6 +17,7 @@ from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
+from precision_align.divergence.ranks import name_ranks
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
@@ -33,6 +36,7 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
+    layout: Any = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
@@ -43,6 +47,8 @@ def compare(
     is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
+    A reference of one device and a candidate of several ranks: the ranks are merged first, by DTensors' placements, by
+    ``layout`` (a layout file or what :func:`~precision_align.alignment.layouts.read_layouts` gave), or by content.
     ``naming``: what the tensors of a side that is files of another tool are (see
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
@@ -62,14 +68,32 @@ def compare(
         require_one_secret(theirs.info, ours.info)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
-    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    merged = merge_ranks(theirs, ours, layout)
+    engine = Engine(
+        theirs, merged or ours, replay=replay, rules=known, journal=journal, ranks=None if merged is None else ours
+    )
     findings = find_divergence(engine, known, progress)
+    if merged is not None and theirs is not None:
+        findings, ours = name_ranks(findings, engine, merged, theirs), merged
     report = finish(findings, theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
         candidate=name_path(report.candidate, candidate),
     )
+
+
+def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> MergedDump | None:
+    """The candidate's ranks as one where the reference is of one device; None where both are of as many.
+
+    Raises UsageError for a layout that cannot be used.
+    """
+    if reference is None or reference.info.world > 1 or len(candidate.ranks) < 2:
+        if layout is not None:
+            raise UsageError("a layout says how several ranks make up one: it needs a reference of a single device")
+        return None
+    layouts = layout if layout is None or isinstance(layout, Layouts) else read_layouts(layout)
+    return MergedDump(candidate, reference, layouts)
 
 
 def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:

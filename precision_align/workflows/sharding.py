@@ -24,6 +24,7 @@ from precision_align.numerics.kernels import kernel_name
 from precision_align.storage.base import Dump
 from precision_align.storage.hashing import digest_bytes
 from precision_align.storage.opening import open_side
+from precision_align.workflows.comparing import merge_ranks
 from precision_align.workflows.resuming import find_version
 
 SUFFIX = ".parts"
@@ -47,18 +48,20 @@ class Shard:
 
 @dataclass(frozen=True)
 class Job:
-    """What is compared: both sides (``reference`` may be None), the reference's code, and the rule of foreign names."""
+    """What is compared: both sides (``reference`` may be None), the reference's code, the rule of foreign names, and
+    the layout file of a candidate whose ranks are merged."""
 
     reference: str | None
     candidate: str
     replay: Any = None
     naming: Any = None
+    layout: Any = None
 
     def open(self) -> tuple[Dump | None, Dump]:
         """Both sides. Raises DumpError."""
-        return (None if self.reference is None else open_side(self.reference, self.naming)), open_side(
-            self.candidate, self.naming
-        )
+        reference = None if self.reference is None else open_side(self.reference, self.naming)
+        candidate = open_side(self.candidate, self.naming)
+        return reference, merge_ranks(reference, candidate, self.layout) or candidate
 
     def identify(self, reference: Dump | None, candidate: Dump) -> str:
         """The same for the same tensors, code and versions wherever they lie."""
