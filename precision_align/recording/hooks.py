@@ -50,10 +50,11 @@ class Hook:
         return self._follow(called, self._scope, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_ignoring_hook, ()
+        return make_ignoring_hook, ()
 
 
-def _make_ignoring_hook() -> Callable[..., None]:
+def make_ignoring_hook() -> Callable[..., None]:
+    """Unpickles a hook of ours."""
     return ignore_call
 
 
