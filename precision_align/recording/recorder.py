@@ -171,7 +171,7 @@ class Recorder:
         if number is not None and (not isinstance(number, int) or number < 0):
             raise UsageError(f"a step is a number from 0 on, not {number!r}")
         self._end_step()
-        self._begin_step(self._tape.clock.step + 1 if number is None else number)
+        self._begin_step(self._tape.clock.step + 1 if number is None else number, explicit=True)
         self._explicit = True
         try:
             yield self
@@ -249,7 +249,7 @@ class Recorder:
 
     # What the steps consist of
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, number: int, *, explicit: bool = False) -> None:
         clock = self._tape.clock
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
         wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
@@ -261,6 +261,8 @@ class Recorder:
         self._num_steps += 1
         if not clock.recording:
             self._tape.release()
+            if explicit:  # else a part that is called on its own may begin the next step
+                self._hooks.rest()
             return
         self._hooks.attach(self._model)
         self._calls.start_step()
