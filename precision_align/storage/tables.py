@@ -72,10 +72,7 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
         *(entry.values or _NO_STATISTICS),
         place.sketch_offset,
         place.sketch_length or 0,
-        texts.intern(form.dtype),
-        texts.intern(form.layout),
-        texts.intern(form.device),
-        texts.intern(entry.reason),
+        *texts.intern_several((form.dtype, form.layout, form.device, entry.reason)),
         texts.intern(extra) if extra else 0,
         texts.intern([list(shape), list(stride)]) if wide else 0,
     )
