@@ -70,6 +70,7 @@ class Recorder:
         self._calls.forcer = self._forcer
         self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup())
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
+        self._stretch = range(0)  # of numbers that came one after the other, and those out of line
         self._begun: set[int] = set()
 
     @property
@@ -272,10 +273,13 @@ class Recorder:
             self._tape.guard("parameters", self._parameters.record_start)
 
     def _came_before(self, number: int) -> bool:
-        known = number in self._begun
+        known = number in self._stretch or number in self._begun
         if known:
             self._tape.note(f"step {number} came more than once: only its first time is recorded")
-        self._begun.add(number)
+        elif number == self._stretch.stop or not self._stretch:
+            self._stretch = range(self._stretch.start if self._stretch else number, number + 1)
+        else:
+            self._begun.add(number)
         return known
 
     def _end_step(self) -> None:
