@@ -199,24 +199,25 @@ with open_dump(sys.argv[1]) as dump:
 
 def bench_growth(folder: Path, sizes: list[int]) -> list[Row]:
     """Reading dumps of so many MB."""
-    rows = []
     for megabytes in sizes:
-        place = folder / "growth"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        sink = Hdf5Sink(place / "ours", INFO)
+        sink = Hdf5Sink(folder / f"growth{megabytes}", INFO)
         for number in range(megabytes // 16):
             (draft,) = make_drafts([16 << 20])
             draft.words[:2] = number  # type: ignore[index]
             key = replace(draft.record.key, call=number)
             sink.put(replace(draft, record=replace(draft.record, key=key, order=number)))
         sink.close(INFO)
-        command = [sys.executable, "-c", _READ_ALL, str(place / "ours")]
-        texts = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(5)]
-        found = [tuple(map(float, text.split())) for text in texts]
-        seconds, resident = min(one[0] for one in found), max(one[1] for one in found)
+    found: dict[int, list[tuple[float, ...]]] = {megabytes: [] for megabytes in sizes}
+    for _ in range(5):
+        for megabytes in sizes:
+            command = [sys.executable, "-c", _READ_ALL, str(folder / f"growth{megabytes}")]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found[megabytes].append(tuple(map(float, text.split())))
+    rows = []
+    for megabytes, usages in found.items():
+        seconds, resident = min(one[0] for one in usages), max(one[1] for one in usages)
         rows.append((f"{megabytes} MB", f"{seconds * 1e3 / (megabytes / 1024):.0f}", f"{resident / 1e6:.0f} MB"))
-    shutil.rmtree(folder / "growth", ignore_errors=True)
+        shutil.rmtree(folder / f"growth{megabytes}", ignore_errors=True)
     return rows
 
 
