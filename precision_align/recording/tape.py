@@ -16,6 +16,7 @@ from precision_align.recording.budgets import Budget
 from precision_align.recording.copies import Staged
 from precision_align.recording.plan import Plan
 from precision_align.recording.staging import Stager
+from precision_align.recording.sums import Sums
 from precision_align.storage.base import Sink, put_all
 from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item, Slot
 from precision_align.storage.settings import default_staging_bytes
@@ -118,6 +119,7 @@ class Tape:
     num_records: int = 0
     num_calls: int = 0
     lost: str = ""
+    sums: Sums = field(default_factory=Sums)
     _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
