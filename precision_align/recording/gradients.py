@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from precision_align.core.terms import Phase, Role
 from precision_align.recording.consumers import Targets, find_consumers
 from precision_align.recording.nodes import graph_task, sequence_of
 from precision_align.recording.staging import untouched
@@ -100,8 +99,8 @@ class Tap:
         if place.op:
             # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
             path, number = f"{path}~{number}" if number else path, place.number
-        staged = tape.stage(gradient)
-        tape.put(self._shelf, place, place.source, Phase.BACKWARD, Role.GRADIENT, path, number, staged, self.extra)
+        slot = self._shelf.gradient(place.source, path, number, self.extra)
+        tape.take(self._shelf, slot, place, gradient)
 
 
 # Taps, and which of a node's gradients each takes.
