@@ -25,6 +25,12 @@ step "python packages"
 "$VENV/bin/pip" install -q "torch>=2.5,<2.14" -e ".[test]"
 PATH="$PWD/$VENV/bin:$PATH"
 
+step "torch_npu over a stub of CANN, in the background"
+log=$(mktemp)
+python tests/npu/run.py >"$log" 2>&1 &
+npu=$!
+trap 'kill "$npu" 2>/dev/null || true; rm -f "$log"' EXIT
+
 step "format, lint, types, layers, Python floor"
 ruff format --check --quiet .
 ruff check --quiet .
@@ -36,14 +42,17 @@ vermin --no-tips --quiet --target=3.9- --violations \
   precision_align/library/{evidence,goldens,values,runner}.py \
   precision_align/cli/{capture,doctor,case,golden}.py
 
+step "what torch_npu over a stub of CANN said" # before the benchmarks, which measure time
+status=0
+wait "$npu" || status=$?
+cat "$log"
+[ "$status" = 0 ]
+
 step "samples of the benchmarks"
 python tests/benchmarks/startup.py 2
 for sample in diff store scan simulated_device; do
   python "tests/benchmarks/$sample.py" --quick
 done
-
-step "torch_npu over a stub of CANN"
-python tests/npu/run.py
 
 step "tests"
 pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --durations=10 "$@"

@@ -10,6 +10,7 @@ from precision_align.core.errors import UsageError
 
 if TYPE_CHECKING:
     from precision_align.training.baselines import Entry
+    from precision_align.training.health.findings import Costs
 
 SUMMARY = "judge each change of a training against what it reached before"
 
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="FILE", help="step time: the median of a series in a log or dump")
     parser.add_argument("--time-series", metavar="NAME", default="elapsed time per iteration (ms)", help="its name")
     parser.add_argument("--step-time", metavar="SECONDS", type=float, help="or the step time itself")
+    parser.add_argument(
+        "--run", metavar="DUMP", help="step time and peak memory of a dump recorded with --facts, as health shows them"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="peak memory of the worst rank, such as 52.3GB")
     parser.add_argument("--communication", metavar="SHARE", type=float, help="share of a step, between 0 and 1")
     parser.add_argument("--note", default="", help="versions, or why")
@@ -71,14 +75,16 @@ def read_entry(arguments: argparse.Namespace) -> Entry:
     from precision_align.training.baselines import Entry, check_entry
 
     verdict, first = _read_report(arguments.report)
+    costs = _read_costs(arguments.run)
+    step_time = _read_step_time(arguments)
     return check_entry(
         Entry(
             name=arguments.name,
             gate=arguments.gate,
             verdict=verdict,
             first=first,
-            step_time=_read_step_time(arguments),
-            memory=None if arguments.memory is None else float(parse_size(arguments.memory)),
+            step_time=costs.step_time if step_time is None else step_time,
+            memory=costs.peak_memory if arguments.memory is None else float(parse_size(arguments.memory)),
             communication=arguments.communication,
             loss_error=_read_loss_error(arguments.losses),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -94,6 +100,21 @@ def _read_report(path: str | None) -> tuple[str, str]:
 
     report = Report.load(path)
     return str(report.verdict), "" if report.first is None else report.first.scope or "the model itself"
+
+
+def _read_costs(path: str | None) -> Costs:
+    """What the dump logged of its costs. Raises UsageError where it logged none."""
+    from precision_align.storage.opening import open_dump
+    from precision_align.training.health.costs import measure_costs
+    from precision_align.training.health.facts import gather_facts
+    from precision_align.training.health.findings import Costs
+
+    if path is None:
+        return Costs()
+    costs = measure_costs(gather_facts(open_dump(path)))
+    if costs.step_time is None and costs.peak_memory is None:
+        raise UsageError(f"--run {path}: the dump has no step times and no memory; record it with 'capture --facts'")
+    return costs
 
 
 def _read_step_time(arguments: argparse.Namespace) -> float | None:

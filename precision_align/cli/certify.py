@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, 3 where nothing could be certified."""
-    from precision_align.cli.compare import load_factory
     from precision_align.cli.progress import Progress
     from precision_align.workflows.certifying import certify
+    from precision_align.workflows.factories import load_factory
 
     replay = None if arguments.replay is None else load_factory(arguments.replay)
     with Progress("certifying") as progress:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precision_align.cli.failures import phrase_exit
 from precision_align.cli.output import print_log, print_report
 from precision_align.core.errors import UsageError
 from precision_align.core.terms import Verdict
 from precision_align.reporting.languages import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from precision_align.comparison.journals import Journal
     from precision_align.reporting.report import Report
+    from precision_align.workflows.sharding import Job
 
 SUMMARY = "find the first place where two runs really part"
 
@@ -51,6 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="save the report: .html, .json, .md, .xml (JUnit) or .csv; may be given more than once",
     )
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="do the slow part of the I-th of N shares, for instance one on each machine; the part goes beside -o FILE",
+    )
+    several.add_argument("--merge", action="store_true", help="make the report of the parts of all shards")
+    several.add_argument(
+        "--dask",
+        metavar="CLUSTER",
+        help="share the work out to a Dask cluster: tcp://HOST:PORT, or how many workers to start here",
+    )
     parser.add_argument(
         "--min-coverage",
         metavar="SHARE",
@@ -74,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
     reference, candidate = split_sides(arguments.dumps, arguments.replay)
     _check_outputs(arguments.output)
+    if (arguments.shard or arguments.merge or arguments.dask) and not arguments.output:
+        raise UsageError("--shard, --merge and --dask need -o FILE: the parts lie beside it")
+    if arguments.shard:
+        return _measure_shard(reference, candidate, arguments)
     report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
     status = find_status(report, arguments.min_coverage)
@@ -110,15 +126,10 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
     """The report, saved; an interrupted comparison leaves a journal beside the first output, and goes on from it."""
     from precision_align.comparison.journals import Journal
 
-    replay = None if arguments.replay is None else load_factory(arguments.replay)
+    replay = _load_replay(arguments)
     if not arguments.output:
         return _compare(reference, candidate, arguments, replay, Journal())
-    from precision_align.workflows.resuming import open_journal
-
-    sides = {"rules": arguments.rules, "naming": arguments.naming}
-    with open_journal(arguments.output[0], reference, candidate, **sides) as journal:
-        if journal.num_known:
-            print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
+    with _open_journal(reference, candidate, arguments, replay) as journal:
         try:
             report = _compare(reference, candidate, arguments, replay, journal)
         except KeyboardInterrupt:
@@ -130,6 +141,50 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
             print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
         journal.remove()
     return report
+
+
+def _load_replay(arguments: argparse.Namespace) -> Any:
+    from precision_align.workflows.factories import load_factory
+
+    return None if arguments.replay is None else load_factory(arguments.replay)
+
+
+def _open_journal(reference: str | None, candidate: str, arguments: argparse.Namespace, replay: Any) -> Journal:
+    """What is known already: from the parts of shares, or from an interrupted comparison."""
+    from precision_align.workflows.resuming import open_journal
+    from precision_align.workflows.sharding import Job, find_folder, merge_parts
+
+    if arguments.merge or arguments.dask:
+        job, folder = Job(reference, candidate, replay, arguments.naming), find_folder(arguments.output[0])
+        if arguments.dask:
+            _measure_on_cluster(job, folder, arguments)
+        return merge_parts(job, folder)
+    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    journal = open_journal(arguments.output[0], reference, candidate, **sides)
+    if journal.num_known:
+        print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
+    return journal
+
+
+def _measure_on_cluster(job: Job, folder: Path, arguments: argparse.Namespace) -> None:
+    from precision_align.cli.progress import Progress
+    from precision_align.workflows.clusters import measure_on_cluster
+
+    with Progress("shares") as progress:
+        measure_on_cluster(job, arguments.replay, folder, arguments.dask, progress)
+
+
+def _measure_shard(reference: str | None, candidate: str, arguments: argparse.Namespace) -> int:
+    """One share; the exit status says only that it is done."""
+    from precision_align.cli.progress import Progress
+    from precision_align.workflows.sharding import Job, find_folder, measure_shard, parse_shard
+
+    shard = parse_shard(arguments.shard)
+    job = Job(reference, candidate, _load_replay(arguments), arguments.naming)
+    with Progress("judging") as progress:
+        path = measure_shard(job, shard, find_folder(arguments.output[0]), progress)
+    print_log(say(arguments.lang, "cli.saved", path=path))
+    return ALIGNED
 
 
 def _compare(
@@ -150,51 +205,6 @@ def _compare(
             reading=reading,
             journal=journal,
         )
-
-
-def load_factory(text: str, option: str = "--replay") -> Any:
-    """What MODULE:NAME (or FILE.py:NAME) stands for, imported with the working directory on the path.
-
-    Raises UsageError where it cannot be imported or has no such name.
-    """
-    module, _, name = text.rpartition(":")
-    if not module or not name:
-        raise UsageError(f"{option} {text!r}: write MODULE:FACTORY, for example train:build_model or model.py:GPT")
-    try:
-        found = _import_file(Path(module)) if module.endswith(".py") else _import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except SystemExit as stop:
-        raise UsageError(
-            f"{option} {text!r} ended the program ({phrase_exit(stop)}) while it was imported; put what it runs under "
-            "if __name__ == '__main__':"
-        ) from stop
-    except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"{option} {text!r}: {type(error).__name__}: {error}") from error
-    return found
-
-
-def _import_module(name: str) -> Any:
-    from importlib import import_module
-
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return import_module(name)
-
-
-def _import_file(path: Path) -> Any:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be imported")
-    module = module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _check_outputs(paths: list[str]) -> None:

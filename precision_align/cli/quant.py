@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(report: QuantReport, arguments: argparse.Namespace) -> QuantReport:
-    from precision_align.cli.compare import load_factory
+    from precision_align.workflows.factories import load_factory
     from precision_align.workflows.quantising import measure_sensitivity
 
     models = [load_factory(f"{arguments.code}:{name}", "--code")() for name in ("reference", "candidate", "inputs")]

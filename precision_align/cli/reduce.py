@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reduce and show. Returns 0."""
-    from precision_align.cli.compare import load_factory
     from precision_align.cli.output import print_log
     from precision_align.cli.pages import show_pages
     from precision_align.reporting.languages import say
     from precision_align.reporting.reductions import describe_reduction
     from precision_align.reporting.saving import check_page_target
+    from precision_align.workflows.factories import load_factory
     from precision_align.workflows.reducing import reduce_model
 
     if arguments.output:

@@ -6,6 +6,7 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,27 @@ class Engine:
         notes = [*interruptions, *self._collect_notes(rows)]
         return Comparison(rows, notes, roots, bool(interruptions and lost))
 
+    def measure_share(self, index: int, count: int, progress: Progress | None = None) -> None:
+        """Do the slow part of one of ``count`` shares of the walk (from 0), for the journal alone.
+
+        Shares are contiguous in the walk and of about equal numbers of elements, so that a share is whole steps and
+        ranks where there are many. Every share together is all that :meth:`run` measures and replays.
+        """
+        nodes = self._candidate.nodes
+        mine = [node for node, share in zip(nodes, share_out(nodes, count)) if share == index]
+        last = {(node.unit.rank, node.unit.step): node for node in nodes}
+        for done, node in enumerate(mine, 1):
+            self._forward.judge(node)
+            self._backward.judge(node)
+            rank, step = node.unit.rank, node.unit.step
+            if last[rank, step] is node:
+                partner = self._find_partner_step(self._candidate.select_nodes(rank, step))
+                self._state.judge_start(rank, step, partner, False)
+                self._totals.judge(rank, step, partner)
+                self._state.judge_step(rank, step, partner)
+            if progress is not None:
+                progress(done, len(mine))
+
     def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
         """A judged result once more, or None where there is no replay of it."""
         for node in self._candidate.nodes:
@@ -217,6 +239,16 @@ class Engine:
         reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
         notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
         return list(dict.fromkeys(notes))
+
+
+def share_out(nodes: Sequence[Node], count: int) -> list[int]:
+    """For each node the share it belongs to: its middle's place among all elements of all tensors."""
+    sizes = [1 + sum(math.prod(record.shape) for record in node.tensors.values()) for node in nodes]
+    total, passed, shares = sum(sizes), 0, []
+    for size in sizes:
+        shares.append((2 * passed + size) * count // (2 * total))
+        passed += size
+    return shares
 
 
 __all__ = ["Comparison", "Engine", "Unit"]

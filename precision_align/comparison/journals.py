@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Journal:
         self, path: Path | None = None, identity: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.path = path
-        self._head = json.dumps({"comparison": identity})
+        self._head = _make_head(identity)
         self._clock = clock
         self._due = clock() + QUIET_SECONDS
         self._waiting: list[str] = []
@@ -81,12 +81,37 @@ class Journal:
         if kind is not None:
             self.flush()
 
+    def finish(self, target: Path) -> None:
+        """Turn the file into ``target``: whole, in one order, the same bytes whenever the same was found.
+
+        Raises OSError where it cannot be written.
+        """
+        self.flush()
+        lines = [] if self.path is None or self._is_new else sorted(_read(self.path, self._head).items())
+        text = "".join(f"{place}\t{value}\n" for place, value in lines)
+        draft = target.with_name(f"{target.name}.tmp")
+        draft.write_text(f"{self._head}\n{text}", encoding="ascii")
+        draft.replace(target)
+        self.remove()
+
+    def absorb(self, path: Path, identity: str) -> None:
+        """Know what another journal found, whose identity must be this. Raises OSError and ValueError."""
+        first, *lines = path.read_text(encoding="ascii").split("\n")
+        if first != _make_head(identity):
+            raise ValueError(f"{path} is of another comparison")
+        self._known.update(_split(lines))
+        self.num_known = len(self._known)
+
     def remove(self) -> None:
         """The comparison is finished, and its report is safe."""
         self._waiting = []
         if self.path is not None:
             with suppress(OSError):
                 self.path.unlink()
+
+
+def _make_head(identity: str) -> str:
+    return json.dumps({"comparison": identity})
 
 
 def _read(path: Path, head: str) -> dict[str, str]:
@@ -96,6 +121,10 @@ def _read(path: Path, head: str) -> dict[str, str]:
         return {}
     if first != head:
         return {}
+    return _split(lines)
+
+
+def _split(lines: Sequence[str]) -> dict[str, str]:
     known = {}
     # without a line end behind it the last line is only a part of one
     for line in lines[:-1]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import cached_property
 from importlib import import_module
@@ -102,15 +102,23 @@ class ReplayProvider:
         """(owner -> judgement, "") of an optimizer step (a replay.updates.Update), or ({}, why not)."""
         if self.reason:
             return {}, self.reason
+        place = ("update", *sorted(str(record.key) for record in update.after.values())[:1])
+        known = self._journal.recall(*place)
+        if known is None:
+            known = self._try_update(update)
+            self._journal.keep(known, *place)
+        reason, results = known
+        return {((owner[0], owner[1]), name): _decode_judgement(found) for owner, name, found in results}, reason
+
+    def _try_update(self, update: Any) -> list[Any]:
+        """[why not or "", [[owner, name, judgement], ...]] as JSON."""
         try:
-            found: Mapping[Any, Judgement] = import_module("precision_align.replay.updates").judge_update(
-                self._alignment.candidate.dump, update
-            )
+            found = import_module("precision_align.replay.updates").judge_update(self._alignment.candidate.dump, update)
         except NotReplayable as error:
-            return {}, str(error)
+            return [str(error), []]
         except Exception as error:
-            return {}, _describe(error)
-        return found, ""
+            return [_describe(error), []]
+        return ["", [[*place, _encode_judgement(judgement)] for place, judgement in found.items()]]
 
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
@@ -228,27 +236,25 @@ def _describe(error: BaseException) -> str:
     return f"the replay raised {type(error).__name__}: {first[:160]}"
 
 
+def _encode_judgement(found: Judgement) -> list[Any]:
+    return [found.status, found.why, dict(found.metrics), found.limit and astuple(found.limit)]
+
+
+def _decode_judgement(values: Sequence[Any]) -> Judgement:
+    status, why, metrics, limit = values
+    return Judgement(Status(status), why, metrics, limit and Limit(*limit))
+
+
 def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
     return [
-        [
-            *place,
-            found.status,
-            found.why,
-            dict(found.metrics),
-            found.limit and astuple(found.limit),
-            record and str(record.key),
-        ]
-        for place, (found, record) in verdicts.items()
+        [*place, _encode_judgement(found), record and str(record.key)] for place, (found, record) in verdicts.items()
     ]
 
 
 def _decode_verdicts(targets: list[Any], find: Callable[[str], TensorRecord]) -> Verdicts:
     return {
-        (child, path): (
-            Judgement(Status(status), why, metrics, limit and Limit(*limit)),
-            None if key is None else find(key),
-        )
-        for child, path, status, why, metrics, limit, key in targets
+        (child, path): (_decode_judgement(judgement), None if key is None else find(key))
+        for child, path, judgement, key in targets
     }
 
 

@@ -23,3 +23,7 @@ class Companion:
 
     def finish(self) -> None:
         """The session closes; notes can still be written."""
+
+    def describe(self) -> dict[str, Any]:
+        """What it found, as JSON for the dump's description."""
+        return {}

@@ -12,6 +12,7 @@ import torch
 from precision_align.recording.batches import BatchFacts
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.companions import Companion
+from precision_align.recording.costs import Costs
 from precision_align.recording.eagerness import run_eagerly
 from precision_align.recording.environment import has_compiled
 from precision_align.recording.findings import Findings
@@ -101,7 +102,6 @@ class Crew:
 
     tape: Tape
     scales: ScaleWatcher
-    findings: Findings
     members: Sequence[Companion]
     taps: Taps
     switch: Optional[Switch] = None
@@ -136,6 +136,13 @@ class Crew:
         self._tell("finish")
         if (self.taps.operators is not None or self.taps.functions is not None) and has_compiled():
             self.tape.note(EAGER)
+
+    def describe(self) -> dict[str, Any]:
+        """What all companions found, for the dump's description; read it when the session has closed."""
+        found: dict[str, Any] = {}
+        for member in self.members:
+            found.update(member.describe())
+        return found
 
     def wants_step(self) -> bool:
         """Whether this rank records and recording is switched on from outside."""
@@ -172,7 +179,7 @@ def gather_crew(
     if taps.operators is not None:
         members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
     if setup.facts:
-        members.append(BatchFacts(model, series, tape.clock))
+        members += [BatchFacts(model, series, tape.clock), Costs(model, series, tape.clock)]
     if setup.forcer is not None:
         members.append(setup.forcer)
-    return Crew(tape, scales, findings, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)
+    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)

@@ -86,13 +86,14 @@ class Findings(Companion):
         """What was taken from a device is followed within a step."""
         self.hops.start_step()
 
-    def listed(self) -> list[dict[str, Any]]:
-        """All of them as JSON: "kind", "operator", "change" (of dtype, or the device left), "source", "count"."""
+    def describe(self) -> dict[str, Any]:
+        """ "findings": each with "kind", "operator", "change" (of dtype, or the device left), "source", "count"."""
         rows = [("CPU fallback", name, "", line, count) for (name, line), count in self._fallbacks.items()]
         rows += [("dtype lowered", *key[:2], key[2], count) for key, count in self._demotions.items()]
         rows += [("device hop", name, origin, line, count) for (name, origin, line), count in self.hops.found.items()]
         names = ("kind", "operator", "change", "source", "count")
-        return [dict(zip(names, row)) for row in sorted(rows, key=lambda row: -row[-1])]
+        listed = [dict(zip(names, row)) for row in sorted(rows, key=lambda row: -row[-1])]
+        return {"findings": listed} if listed else {}
 
     def finish(self) -> None:
         """Write the notes, the most frequent first."""

@@ -140,8 +140,7 @@ class Recorder:
             self._cleanup.close()
             self._crew.finish()
             self._note_unseen()
-            found = self._crew.findings.listed()
-            capture = {**self._info.capture, "findings": found} if found else self._info.capture
+            capture = {**self._info.capture, **self._crew.describe()}
             self._tape.close(replace(self._info, capture=capture, notes=tuple(self._tape.notes)))
         if self._after is not None:
             self._after()

@@ -8,8 +8,10 @@ from precision_align.core.terms import Verdict
 from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
 from precision_align.reporting.resultpages import Block, Page
-from precision_align.training.health.findings import Finding, HealthReport, Severity
+from precision_align.reporting.wording import format_bytes, format_number
+from precision_align.training.health.findings import Costs, Finding, HealthReport, Severity
 
+SHOWN_MODULES = 10  # by memory, largest first; the JSON form has them all
 SHOWN = 40  # of one kind of severity; the JSON form has them all
 _NEXT = ("nan forward", "nan backward", "nan gradient", "nan update")
 
@@ -27,6 +29,7 @@ def describe_health(report: HealthReport, language: str = "en") -> Page:
             columns=[say(language, "health.check"), say(language, "health.evidence")],
             rows=[(name, str(count)) for name, count in report.checks.items()],
         ),
+        _tabulate_costs(report.costs, language),
         Block(say(language, "health.notes"), lines=report.notes),
         _suggest(report, language),
     ]
@@ -59,6 +62,24 @@ def _tabulate(heading: str, findings: Sequence[Finding], language: str) -> Block
         rows.append(("…", "…", f"+{len(findings) - SHOWN}"))
     columns = [say(language, f"health.{name}") for name in ("step", "where", "what")]
     return Block(say(language, heading), columns=columns, rows=rows) if rows else Block()
+
+
+def _tabulate_costs(costs: Costs, language: str) -> Block:
+    rows = [
+        (say(language, f"health.cost.{name}"), write(value))
+        for name, value, write in (
+            ("step_time", costs.step_time, lambda value: f"{format_number(value)} s"),
+            ("tokens_per_second", costs.tokens_per_second, format_number),
+            ("peak_memory", costs.peak_memory, lambda value: format_bytes(int(value))),
+        )
+        if value is not None
+    ]
+    for scope, found in list(costs.modules.items())[:SHOWN_MODULES]:
+        place = scope or say(language, "health.cost.root")
+        values = {"kept": format_bytes(found["kept"]), "peak": format_bytes(found["peak"])}
+        rows.append((place, say(language, "health.cost.module", **values)))
+    lines = [say(language, "health.cost.recording")] if costs.recording and rows else []
+    return Block(say(language, "health.costs"), lines=lines, rows=rows) if rows else Block()
 
 
 def _suggest(report: HealthReport, language: str) -> Block:

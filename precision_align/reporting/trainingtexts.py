@@ -135,6 +135,17 @@ _HEALTH = {
         "{candidate:.4g} against the reference's {reference:.4g} ({ratio:.2f} times)",
         "{candidate:.4g}，参考为 {reference:.4g}（{ratio:.2f} 倍）",
     ),
+    "health.costs": ("Cost of a step", "每步开销"),
+    "health.cost.step_time": ("step time (median)", "单步时间（中位数）"),
+    "health.cost.tokens_per_second": ("tokens per second", "每秒 token 数"),
+    "health.cost.peak_memory": ("peak memory", "峰值内存"),
+    "health.cost.root": ("the model itself", "模型本身"),
+    "health.cost.module": ("keeps {kept}, peak {peak}", "保留 {kept}，峰值 {peak}"),
+    "health.cost.recording": (
+        "tensors were recorded in all of these steps, which slows them and holds memory: for the training's own cost "
+        "leave steps unrecorded (--steps)",
+        "这些步骤都在记录张量，会变慢并占用内存：要得到训练本身的开销，请留出不记录的步骤（--steps）",
+    ),
     "health.notes": ("What the dump lacks", "转储缺少的内容"),
     "health.next": ("Next", "下一步"),
 }

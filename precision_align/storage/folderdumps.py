@@ -70,7 +70,7 @@ class FolderDump(DumpView):
     @property
     def folders(self) -> Sequence[Path]:
         """Where its step files lie, and what was computed from them later."""
-        return sorted({Path(part.path).parent for part in self._parts})
+        return sorted({part.path.parent for part in self._parts})
 
     @property
     def info(self) -> RunInfo:

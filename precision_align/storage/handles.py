@@ -14,6 +14,7 @@ from typing import Any
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
 from precision_align.storage import layout
 from precision_align.storage.mapping import MappedFile
+from precision_align.storage.remote import RemoteBytes, RemoteFile, is_remote
 
 FILE_MODE = 0o640
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -48,7 +49,7 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
+def open_hdf5(path: Path | RemoteFile, mode: str, **options: Any) -> Any:
     """An h5py file; without locks where the file system refuses them (Lustre, some NFS, read-only mounts).
 
     That is safe here: a file is written by one process under a name of its own, and never changes after its rename.
@@ -63,11 +64,14 @@ def open_hdf5(path: Path, mode: str, **options: Any) -> Any:
         return h5py.File(path, mode, locking=False, **options)
 
 
-def open_file(path: Path) -> Any:
+def open_file(path: Path, remote: RemoteFile | None = None) -> Any:
     """An h5py file for reading. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
-    _check_signature(path)
+    if remote is None:
+        _check_signature(path)
+    elif remote.read_range(0, min(len(_SIGNATURE), remote.size)).tobytes() != _SIGNATURE:
+        raise DumpForeign(f"{path} is not a dump: it is not an HDF5 file; name the folder that `capture` wrote")
     try:
-        return open_hdf5(path, "r")
+        return open_hdf5(path, "r") if remote is None else open_hdf5(remote, "r")
     except BROKEN as error:
         raise DumpDamaged(f"{path} is truncated or damaged: {first_line(error)}; record it again") from error
 
@@ -100,6 +104,7 @@ class Handles:
         self._limit = limit
         self._files: OrderedDict[Path, Any] = OrderedDict()
         self._maps: OrderedDict[Path, MappedFile] = OrderedDict()
+        self._remote: dict[Path, RemoteFile] = {}
         self._lock = RLock()
 
     @contextmanager
@@ -107,15 +112,27 @@ class Handles:
         """The open file, valid inside the block. Raises DumpNotFound, DumpForeign, DumpDamaged, DumpError."""
         with self._lock:
             if path not in self._files:
-                self._files[path] = open_file(path)
+                self._files[path] = open_file(path, self._find_remote(path))
                 while len(self._files) > self._limit:
                     self._files.popitem(last=False)[1].close()
             self._files.move_to_end(path)
             yield self._files[path]
 
-    def map(self, path: Path) -> MappedFile:
+    def _find_remote(self, path: Path) -> RemoteFile | None:
+        """The file behind an address; its blocks outlive the h5py file."""
+        if is_remote(path) and path not in self._remote:
+            try:
+                self._remote[path] = RemoteFile(path)
+            except FileNotFoundError as error:
+                raise DumpNotFound(f"there is no dump at {path}") from error
+        return self._remote.get(path)
+
+    def map(self, path: Path) -> MappedFile | RemoteBytes:
         """The bytes of a file; use it at once, views of it stay valid. Raises OSError."""
         with self._lock:
+            remote = self._find_remote(path)
+            if remote is not None:
+                return RemoteBytes(remote)
             last = next(reversed(self._maps), None)
             if last is path:
                 return self._maps[path]

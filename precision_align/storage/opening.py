@@ -15,6 +15,7 @@ from precision_align.storage.foreign.folders import find_files, open_files
 from precision_align.storage.foreign.msprobe import find_places, open_msprobe
 from precision_align.storage.foreign.naming import Naming, read_naming
 from precision_align.storage.handles import Handles
+from precision_align.storage.remote import find_place, is_remote
 from precision_align.storage.runs import Run, read_run
 from precision_align.storage.series import read_series
 
@@ -26,10 +27,13 @@ def open_dump(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[s
     can be read. Recordings of other tools open too: the folder of an msprobe dump (or of one of its steps or ranks),
     and .npy, .npz, .pt and .safetensors files, one or a folder of them; ``naming`` says what their tensors are: a
     pattern such as "{scope}.{role}.{path}", or the path of a TOML file (see
-    :mod:`precision_align.storage.foreign.naming`). Raises DumpNotFound, DumpForeign (nothing here knows the format),
-    DumpDamaged, SchemaTooNew, UsageError (for a naming rule).
+    :mod:`precision_align.storage.foreign.naming`). A dump of ours may lie behind an address that fsspec knows, such as
+    "s3://bucket/run" (see :mod:`precision_align.storage.remote`).
+
+    Raises DumpNotFound, DumpForeign (nothing here knows the format), DumpDamaged, SchemaTooNew, UsageError (for a
+    naming rule), Unavailable (for an address that needs a package).
     """
-    place = Path(path)
+    place = find_place(path)
     foreign = _open_foreign(place, naming)
     if foreign is not None:
         return foreign
@@ -40,13 +44,16 @@ def open_dump(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[s
 
 def open_side(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[str] | None = None) -> Dump:
     """As :func:`open_dump`, for one of two sides that share a rule: it does not matter to a dump of ours."""
-    foreign = _open_foreign(Path(path), naming)
-    return open_own(Path(path)) if foreign is None else foreign
+    place = find_place(path)
+    foreign = _open_foreign(place, naming)
+    return open_own(place) if foreign is None else foreign
 
 
 def _open_foreign(place: Path, naming: Naming | str | os.PathLike[str] | None) -> Dump | None:
     """A recording of another tool, or None where it is a dump of ours or nothing that is known."""
     rule = None if naming is None else read_naming(naming)
+    if is_remote(place):
+        return None
     try:
         if place.is_file():
             files = find_files(place)
@@ -75,7 +82,8 @@ def _holds_ours(place: Path) -> bool:
 def open_own(place: Path) -> FolderDump:
     """A dump that this package wrote; as :func:`open_dump`."""
     handles = Handles()
-    if not os.path.isdir(place):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)
+    # Path.is_dir raises on a name that is too long
+    if not (place.is_dir() if is_remote(place) else os.path.isdir(place)):  # noqa: PTH112
         part = PartFile(place, handles)
         return FolderDump([RankParts([part], None, [], [])], handles)
     folders = _find_ranks(place)

@@ -15,6 +15,7 @@ from precision_align import __version__
 from precision_align.comparison.journals import Journal
 from precision_align.numerics.kernels import kernel_name
 from precision_align.storage.hashing import digest_bytes
+from precision_align.storage.remote import find_place, is_remote, list_stamps
 
 SUFFIX = ".partial"
 
@@ -32,9 +33,9 @@ def open_journal(
     """
     said = [str(item) for item in (rules, naming) if item is not None]
     identity = {
-        "versions": [__version__, sys.version, *(_find_version(name) for name in ("torch", "numpy"))],
+        "versions": [__version__, sys.version, *(find_version(name) for name in ("torch", "numpy"))],
         "kernel": kernel_name(),
-        "sides": [None if side is None else list(_stamp_tree(Path(side))) for side in (reference, candidate)],
+        "sides": [None if side is None else list(_stamp_side(side)) for side in (reference, candidate)],
         "given": [said, list(_stamp(map(Path, said)))],
         "code": list(_stamp(_list_own_code())),
     }
@@ -42,11 +43,17 @@ def open_journal(
     return Journal(Path(f"{os.fspath(output)}{SUFFIX}"), digest_bytes(text.encode("utf-8", "surrogatepass")))
 
 
-def _find_version(package: str) -> str:
+def find_version(package: str) -> str:
+    """Of an installed package, "" where it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _stamp_side(side: str | os.PathLike[str]) -> Iterable[Any]:
+    place = find_place(side)
+    return list_stamps(place) if is_remote(place) else _stamp_tree(place)
 
 
 def _stamp_tree(place: Path) -> Iterable[Stamp]:

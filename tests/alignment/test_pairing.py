@@ -13,7 +13,6 @@ from precision_align.alignment.side import Side
 from precision_align.recording.session import capture
 from precision_align.storage.memory import MemorySink
 
-torch.set_num_threads(1)
 BATCHES = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(0))
 
 

@@ -1,4 +1,4 @@
-"""The command in a real process, and small dumps written by hand."""
+"""The command in a process of its own, and small dumps written by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from programs import make_environment, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,13 +33,21 @@ class Command:
         self.folder = folder
 
     def __call__(self, *words: object, **environment: str) -> Outcome:
-        return self.launch([sys.executable, "-m", "precision_align"], words, environment)
+        return self.run_python("-m", "precision_align", *words, **environment)
+
+    def run_python(self, *words: object, **environment: str) -> Outcome:
+        """A program; see ``programs``."""
+        done = run_python(*words, cwd=self.folder, env=self.environment(**environment))
+        return check_outcome(Outcome(done.returncode, done.stdout, done.stderr), environment)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What the command runs under."""
-        return make_environment(**more)
+        """What the command runs under: nothing of this process's language."""
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        path = make_environment(PYTHONPATH=more.pop("PYTHONPATH", ""))["PYTHONPATH"]
+        return {**kept, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **more, "PYTHONPATH": path}
 
     def launch(self, program: list[str], words: tuple[object, ...], environment: dict[str, str]) -> Outcome:
+        """Any program, in a real process."""
         done = subprocess.run(
             [*program, *(str(word) for word in words)],
             cwd=self.folder,
@@ -50,18 +59,13 @@ class Command:
         outcome = Outcome(
             done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         )
-        if "PRECISION_ALIGN_TRACEBACK" not in environment:
-            assert "Traceback" not in outcome.out + outcome.err, outcome.err
-        return outcome
+        return check_outcome(outcome, environment)
 
 
-def make_environment(**more: str) -> dict[str, str]:
-    kept = {
-        name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "COVERAGE_PROCESS_START") if name in os.environ
-    }
-    paths = [more.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, paths))
-    return {**kept, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **more, "PYTHONPATH": path}
+def check_outcome(outcome: Outcome, environment: dict[str, str]) -> Outcome:
+    if "PRECISION_ALIGN_TRACEBACK" not in environment:
+        assert "Traceback" not in outcome.out + outcome.err, outcome.err
+    return outcome
 
 
 @pytest.fixture
@@ -91,15 +95,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "model.py").write_text(MODEL, encoding="utf-8")
     for side in ("reference", "candidate"):
-        done = subprocess.run(
-            [sys.executable, "model.py", side],
-            cwd=folder,
-            env=make_environment(),
-            capture_output=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
+        done = run_python("model.py", side, cwd=folder)
+        assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -125,9 +125,9 @@ def test_any_terminal_encoding(command: Any, findings: ModuleType, encoding: str
     folder.mkdir()
     path = findings.make_diverged().save(folder / "结果.json")
     for language in ("en", "zh"):
-        outcome = command("report", path, "--lang", language, PYTHONIOENCODING=encoding)
-        assert outcome.status == 0
-        assert command("report", folder / "无.json", "--lang", language, PYTHONIOENCODING=encoding).status == 3
+        for words, status in (("report", path), 0), (("report", folder / "无.json"), 3):
+            program = [sys.executable, "-m", "precision_align", *map(str, words), "--lang", language]
+            assert command.launch(program, (), {"PYTHONIOENCODING": encoding}).status == status
 
 
 def test_closed_pipe_is_quiet(command: Any, findings: ModuleType) -> None:
@@ -145,12 +145,12 @@ def test_unexpected_error_is_one_line_and_traceback_on_request(command: Any) -> 
         "import sys; from precision_align.cli import app, report; "
         "report.run = lambda arguments: 1 / 0; sys.exit(app.main(['report', 'x']))"
     )
-    short = command.launch([sys.executable, "-c", code], (), {})
+    short = command.run_python("-c", code)
     assert short.status == app.CRASHED
     assert short.err.count("\n") == 1
     assert short.err.startswith("error [PA999] unexpected ZeroDivisionError: division by zero.")
     assert "PRECISION_ALIGN_TRACEBACK=1" in short.err
-    long = command.launch([sys.executable, "-c", code], (), {"PRECISION_ALIGN_TRACEBACK": "1"})
+    long = command.run_python("-c", code, PRECISION_ALIGN_TRACEBACK="1")
     assert "Traceback (most recent call last)" in long.err
 
 
@@ -245,7 +245,7 @@ def test_code_of_the_user_that_leaves_decides_no_status(command: Any) -> None:
             "import sys; from precision_align.cli import app, report; "
             f"report.run = lambda arguments: {call}; sys.exit(app.main(['report', 'x', '--lang', 'en']))"
         )
-        outcome = command.launch([sys.executable, "-c", code], (), {})
+        outcome = command.run_python("-c", code)
         assert (outcome.status, outcome.out) == (2, "")
         assert f"ended the program ({shown}): there is no result" in outcome.err
 

@@ -1,15 +1,14 @@
-"""``capture`` with limits of disk and memory, and ``compare`` of another tool's files: real processes."""
+"""``capture`` with limits of disk and memory, and ``compare`` of another tool's files: processes of their own."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from precision_align.storage.opening import open_dump
 
@@ -38,9 +37,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "precision_align", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return run_python("-m", "precision_align", *words, cwd=folder)
 
 
 def test_a_dump_that_could_not_be_written_is_an_error_and_the_script_goes_on(tmp_path: Path, script: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def test_missing_device_that_was_asked_for_is_bad(command: Any) -> None:
 
 def test_without_torch(command: Any) -> None:
     (command.folder / "torch.py").write_text("raise ImportError('libhccl.so: cannot open')", encoding="utf-8")
-    outcome = command("doctor", PYTHONPATH=str(command.folder))
+    program = [sys.executable, "-m", "precision_align", "doctor"]
+    outcome = command.launch(program, (), {"PYTHONPATH": str(command.folder)})
     assert outcome.status == 1  # installed, but does not load
     assert "does not load: ImportError: libhccl.so" in outcome.out.replace("\n        ", " ")
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in outcome.out.replace("\n        ", " ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
@@ -93,11 +94,12 @@ def test_bad_files(command: Any, findings: ModuleType, write: Any, code: str) ->
 def test_html_without_jinja2_says_what_to_install(command: Any, findings: ModuleType) -> None:
     path = findings.make_diverged().save(command.folder / "r.json")
     (command.folder / "jinja2.py").write_text("raise ImportError('not here')", encoding="utf-8")
-    outcome = command("report", path, "-o", "a.html", PYTHONPATH=f"{command.folder}")
+    program, environment = [sys.executable, "-m", "precision_align", "report"], {"PYTHONPATH": str(command.folder)}
+    outcome = command.launch(program, (path, "-o", "a.html"), environment)
     assert outcome.status == 2
     assert outcome.err.startswith("error [PA300] ")
     assert "pip install 'precision-align[analysis]'" in outcome.err
-    assert command("report", path, "-o", "a.md", PYTHONPATH=f"{command.folder}").status == 0
+    assert command.launch(program, (path, "-o", "a.md"), environment).status == 0
 
 
 def test_read_only_folder(command: Any, findings: ModuleType) -> None:

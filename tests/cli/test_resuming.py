@@ -54,7 +54,7 @@ for name, factor in (("reference", 1.0), ("candidate", 1.01)):
 @pytest.fixture
 def runs(command: Any, tmp_path: Path) -> Path:
     (command.folder / "model.py").write_text(MODEL, encoding="utf-8")
-    done = command.launch([sys.executable, "-c", RECORD], (), {"PYTHONPATH": str(command.folder)})
+    done = command.run_python("-c", RECORD, PYTHONPATH=str(command.folder))
     assert done.status == 0, done.err
     return Path(command.folder)
 

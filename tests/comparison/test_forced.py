@@ -12,7 +12,6 @@ from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import compare
 
 pytestmark = pytest.mark.live
-torch.set_num_threads(1)
 
 
 class Scale(torch.autograd.Function):

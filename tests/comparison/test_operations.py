@@ -13,7 +13,6 @@ from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import compare
 
 pytestmark = pytest.mark.live
-torch.set_num_threads(1)
 
 MODULES = ("modules", "gradients", "parameters", "optimizer")
 LINES = {}

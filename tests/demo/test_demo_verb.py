@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import UsageError
 from precision_align.demo.places import check_reports, prepare_folder
 
-MAIN = "import sys; from precision_align.cli.app import main; sys.exit(main())"
-
-
-def run_python(code: str, *words: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
-    root = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment,
-        cwd=folder,
-        check=False,
-    )
-
 
 @pytest.mark.slow
 def test_the_whole_demo(tmp_path: Path) -> None:
-    done = run_python(MAIN, "demo", "--json", "--steps", "12", "--out", tmp_path)
+    done = run_python("-m", "precision_align", "demo", "--json", "--steps", "12", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "emulated numerics, not Ascend" in result["device"]
@@ -57,9 +39,9 @@ def test_the_whole_demo(tmp_path: Path) -> None:
 
 def assert_verbs_work_on_its_files(folder: Path) -> None:
     runs = folder / "demo-runs"
-    loss = run_python(MAIN, "loss", runs / "reference", runs / "repaired", "--no-plot")
+    loss = run_python("-m", "precision_align", "loss", runs / "reference", runs / "repaired", "--no-plot")
     assert loss.returncode == 0, loss.stdout + loss.stderr
-    shown = run_python(MAIN, "report", folder / "report.json")
+    shown = run_python("-m", "precision_align", "report", folder / "report.json")
     assert shown.returncode == 0, shown.stderr
     assert "blocks.0.attention.rotary" in shown.stdout
     assert "rope/interleaved: fail" in shown.stdout
@@ -78,7 +60,7 @@ def assert_verbs_work_on_its_files(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_told_before_any_work(tmp_path: Path, words: list[str], message: str) -> None:
-    done = run_python(MAIN, "demo", "--out", tmp_path, *words)
+    done = run_python("-m", "precision_align", "demo", "--out", tmp_path, *words)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -87,7 +69,7 @@ def test_mistakes_are_told_before_any_work(tmp_path: Path, words: list[str], mes
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<html>my own report</html>")
-    done = run_python(MAIN, "demo", folder=tmp_path)
+    done = run_python("-m", "precision_align", "demo", cwd=tmp_path)
     assert done.returncode == 2
     assert "report.html" in done.stderr
     assert (tmp_path / "report.html").read_text() == "<html>my own report</html>"
@@ -128,5 +110,5 @@ assert not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(gradients[0], gra
 
 
 def test_the_right_port_computes_the_same_and_the_wrong_one_does_not() -> None:
-    done = run_python(PORT)
+    done = run_python("-c", PORT)
     assert done.returncode == 0, done.stderr

@@ -20,13 +20,8 @@ pytestmark = pytest.mark.skipif(not simulated.is_supported(), reason="the simula
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """One thread, and nothing left in the process."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Nothing is left in the process."""
     yield
-    torch.set_num_threads(before)
     uninstall_lookalike()
     if simulated.is_installed():
         simulated.set_profile("none")

@@ -25,14 +25,3 @@ def npu() -> Iterator[None]:
     simulated.install_simulated("none")
     yield
     simulated.set_profile("none")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two runs are compared bit for bit; the number of threads may change the order of sums."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

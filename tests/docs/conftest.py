@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,18 +113,12 @@ class Place:
     folder: Path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A program's outcome; ``precision-align`` is this checkout's."""
-        program = [sys.executable, "-m", "precision_align"] if words[0] == "precision-align" else [words[0]]
+        """The outcome of a Python program, or of ``precision-align``, which is this checkout's."""
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-        return subprocess.run(
-            [*program, *words[1:]],
-            cwd=self.folder,
-            env={**kept, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        environment = {**kept, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        if words[0] == "precision-align":
+            words = ("-m", "precision_align", *words[1:])
+        return run_python(*words, cwd=self.folder, env=environment)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ def recorded(place: Any) -> Any:
     for side in ("reference", "candidate"):
         script = prepare + block.replace('"runs/reference"', f'"runs/{side}"', 1)
         (place.folder / f"{side}.py").write_text(script, encoding="utf-8")
-        done = place.run(sys.executable, f"{side}.py", side)
+        done = place.run(f"{side}.py", side)
         assert (done.returncode, done.stderr) == (0, "")
     return place
 
@@ -80,7 +79,7 @@ def test_python_block_reads_a_tensor_with_h5py_alone(recorded: Any) -> None:
         "import h5py\n" + blocks[1] + "import numpy, sys; numpy.save('read.npy', tensor)\n"
         "assert not any(name.startswith('precision_align') for name in sys.modules)\n"
     )
-    done = recorded.run(sys.executable, "-c", check)
+    done = recorded.run("-c", check)
     assert (done.returncode, done.stderr) == (0, "")
 
     import precision_align as pa
@@ -159,7 +158,7 @@ def test_functions_of_the_table_run(recorded: Any) -> None:
         "actual = expected = torch.nn.functional.rms_norm(x, (8,), w, 1e-6)\n"
         "pa.assert_aligned(actual, expected, op='rms_norm', inputs={'x': x, 'weight': w, 'eps': 1e-6})\n"
     )
-    done = recorded.run(sys.executable, "-c", code)
+    done = recorded.run("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 

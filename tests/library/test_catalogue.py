@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from programs import run_python
 
 from precision_align.core.errors import RuleError
 from precision_align.core.terms import Status
@@ -65,7 +64,6 @@ def test_an_unknown_name_is_a_rule_error() -> None:
 
 
 def test_the_command_line_takes_the_prefix() -> None:
-    command = [sys.executable, "-m", "precision_align", "case", "run", "opinfo:nn.functional.silu/sample-0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "precision_align", "case", "run", "opinfo:nn.functional.silu/sample-0")
     assert done.returncode == 0, done.stderr
     assert "opinfo:nn.functional.silu/sample-0" in done.stdout

@@ -1,24 +1,24 @@
-"""The verbs ``case`` and ``map`` as a user runs them: real processes, exit statuses, stdout and stderr."""
+"""The verbs ``case`` and ``map`` as a user runs them: processes of their own, exit statuses, stdout and stderr."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import make_environment, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "import sys; from precision_align.cli.app import main; sys.exit(main())"
 
 
 def run(*words: str, cwd: Path | None = None, without_torch: bool = False) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.modules['torch'] = None; {MAIN}" if without_torch else MAIN
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    if not without_torch:
+        return run_python("-m", "precision_align", *words, cwd=cwd)
+    command = [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {MAIN}", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=make_environment(), check=False)
 
 
 def test_case_run_passes_with_status_0_and_progress_on_stderr() -> None:
@@ -41,8 +41,7 @@ def test_a_failing_replacement_of_the_users_has_status_1(tmp_path: Path) -> None
         "    a, b = x.chunk(2, dim)\n    return a * torch.nn.functional.silu(b)\n"
     )
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {MAIN}"
-    command = [sys.executable, "-c", code, "case", "run", "swiglu/gate-first", "--replacement", "mine:swapped"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = run_python("-c", code, "case", "run", "swiglu/gate-first", "--replacement", "mine:swapped", cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert "FAILED on cpu" in done.stdout
     assert "further from the float64 result" in done.stdout

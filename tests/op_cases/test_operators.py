@@ -7,8 +7,6 @@ in turn; all of them: ``precision-align case run``, ``precision-align case run -
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -24,14 +22,6 @@ from precision_align.library.runner import choose_replacement
 
 FOLDERS = find_folders()
 OPERATORS = FOLDERS.operators
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def take_one_dtype(operator: Operator) -> list[tuple[OpCase, str]]:

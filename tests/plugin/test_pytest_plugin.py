@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from programs import run_python
 
 pytest_plugins = ("pytester",)
 
@@ -37,7 +38,9 @@ def test_absent(op_case):
 def run_suite(pytester: pytest.Pytester, *words: str, suite: str = SUITE) -> pytest.RunResult:
     pytester.makepyfile(test_ours=suite)
     # a process of its own: in-process runs unload what torch registers once a process
-    return pytester.runpytest_subprocess("-q", "-rs", "-p", "precision_align.pytest_plugin", *words)
+    program = ("-m", "pytest", "-q", "-rs", "-p", "precision_align.pytest_plugin", *words)
+    done = run_python(*program, cwd=pytester.path)
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
 def test_cases_pass_fail_with_the_reason_and_skip_where_nothing_was_judged(pytester: pytest.Pytester) -> None:

@@ -15,8 +15,6 @@ from precision_align.core.records import RunInfo
 from precision_align.recording.session import capture
 from precision_align.storage.memory import MemorySink
 
-torch.set_num_threads(1)
-
 
 class InplaceMlp(nn.Module):
     def __init__(self) -> None:

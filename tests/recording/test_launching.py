@@ -1,23 +1,17 @@
-"""Unchanged scripts, in real processes, alone and under torchrun."""
+"""Unchanged scripts, in processes of their own, alone and under torchrun."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
+from programs import make_environment, run_python
 
 from precision_align.storage.opening import open_dump
 
 pytestmark = pytest.mark.live
-
-MAIN = "import sys; from precision_align.cli.app import main; sys.exit(main())"
-ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
     import sys
@@ -51,12 +45,10 @@ def write(folder, text, name="train.py"):
     return folder / name
 
 
-def launch(folder, *words, program=(sys.executable, "-c", MAIN), check=None):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def launch(folder, *words, program=("-m", "precision_align"), check=None):
+    environment = make_environment()
     environment.pop("RANK", None)
-    done = subprocess.run(
-        [*program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(*program, *words, cwd=folder, env=environment)
     if check is not None:
         assert done.returncode == check, done.stderr
     return done
@@ -68,7 +60,7 @@ def capture_words(*options):
 
 def test_a_script_runs_as_by_itself_and_is_recorded(tmp_path):
     write(tmp_path, TRAIN.format(end="pass"))
-    alone = launch(tmp_path, "train.py", "--epochs", "1", program=(sys.executable,), check=0)
+    alone = launch(tmp_path, "train.py", "--epochs", "1", program=(), check=0)
     done = launch(tmp_path, *capture_words("--payload", "statistics", "--payload", "2=full"), check=0)
     assert done.stdout == alone.stdout
     assert "show dump" in done.stderr.splitlines()[-1]
@@ -187,7 +179,7 @@ DISTRIBUTED = """
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_two_ranks_write_one_dump_and_train_bit_equal(tmp_path):
     write(tmp_path, DISTRIBUTED, "ddp.py")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     launch(tmp_path, "ddp.py", program=torchrun, check=0)
     dump = open_dump(tmp_path / "dump")
     assert [(info.rank, info.world) for info in dump.infos] == [(0, 2), (1, 2)]

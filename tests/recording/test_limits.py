@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_python
 from torch import nn
 
 from precision_align.core.errors import UsageError
@@ -88,6 +87,7 @@ def test_two_runs_with_one_budget_keep_the_same_tensors(record):
     assert tiers[0] == tiers[1]
 
 
+@settings(max_examples=40)  # each writes and reads a file
 @given(
     payload=st.dictionaries(st.text(max_size=8), st.sampled_from([str(t) for t in Tier]), max_size=4),
     steps=st.none() | st.just("3,10-12"),
@@ -305,9 +305,7 @@ assert len(before) == 3, before
 
 
 def test_a_signal_switches_and_the_scripts_own_handler_still_runs(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(tmp_path / "dump")], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", SIGNALLED, tmp_path / "dump")
     assert done.returncode == 0, done.stderr
     with open_dump(tmp_path / "dump") as dump:
         assert {record.key.step for record in dump.records} == {1, 2}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from programs import run_python
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +18,6 @@ from precision_align.storage.opening import open_dump
 from precision_align.workflows.comparing import compare
 
 pytestmark = pytest.mark.live
-ROOT = Path(__file__).resolve().parents[2]
 
 SPECIAL = [1.0, 3.140625, 1e30, -1e30, float("nan"), float("inf"), -0.0, 1e-40, 3e-39]
 
@@ -81,9 +77,7 @@ with capture(model, sys.argv[1]) as recorder:
 
 
 def test_c52_a_killed_run_keeps_every_step_before_the_last(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "dump")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_python("-c", KILLED, tmp_path / "dump")
     assert done.returncode == -signal.SIGKILL, done.stderr
     with open_dump(tmp_path / "dump") as dump:
         assert {0, 1} <= set(dump.steps) <= {0, 1, 2}  # step 2 may still have been on its way to the disk

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from programs import make_environment, run_python
 
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.storage.opening import open_dump
@@ -20,23 +17,14 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def torchrun(folder, text, processes):
     (folder / "script.py").write_text(textwrap.dedent(text))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = make_environment()
     environment.pop("RANK", None)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run(
-        [*command, "script.py"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = ("--standalone", "--nproc-per-node", processes, "script.py")
+    return run_python("-m", "torch.distributed.run", *words, cwd=folder, env=environment)
 
 
 SHARDED = """

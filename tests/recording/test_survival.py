@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import DumpError
 from precision_align.storage.opening import open_dump
@@ -110,9 +111,7 @@ assert torch.equal(train(sys.argv[1]), plain)
 
 
 def test_where_nothing_more_can_be_written_training_goes_on(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", FULL, str(tmp_path / "dump")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_python("-c", FULL, tmp_path / "dump")
     assert done.returncode == 0, done.stderr
     with open_dump(tmp_path / "dump") as dump:
         assert dump.notes

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from programs import run_python
 
 from precision_align.recording.session import capture
 
@@ -107,6 +105,5 @@ def test_the_simulated_npu_computes_the_same_with_and_without_capture():
         pytest.skip("the simulated NPU needs torch 2.11")
     here = Path(__file__).resolve().parent
     code = textwrap.dedent(SIMULATED).format(folder=str(here))
-    environment = {**os.environ, "PYTHONPATH": str(here.parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr

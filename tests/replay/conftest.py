@@ -14,7 +14,6 @@ from precision_align.divergence.locating import locate
 from precision_align.recording.session import capture
 from precision_align.storage.memory import MemorySink
 
-torch.set_num_threads(1)
 torch.manual_seed(0)
 
 

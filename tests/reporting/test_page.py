@@ -303,6 +303,9 @@ def make_large(findings: ModuleType, count: int) -> Report:
 def test_100_000_records_are_usable(findings: ModuleType, open_report: Any, tmp_path: Path) -> None:
     report = make_large(findings, 100_000)
     page = open_report(report).page
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    print(f"first paint after {paint:.0f} ms")  # shown, not held to a limit: the machine is shared
+    assert paint > 0
     assert (tmp_path / "report.html").stat().st_size < 50_000_000
     assert shown_count(page) == "100,000 records"
     assert page.locator(".line").count() < 60
@@ -317,13 +320,6 @@ def test_100_000_records_are_usable(findings: ModuleType, open_report: Any, tmp_
     page.click("[data-sort=excess]")
     assert shown_count(page) == "100,000 records"
     page.screenshot(path=tmp_path / "large.png")
-
-
-def test_first_paint_within_two_seconds_of_100_000_records(findings: ModuleType, open_report: Any) -> None:
-    page = open_report(make_large(findings, 100_000)).page
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    print(f"first paint after {paint:.0f} ms")  # shown, not asserted: the machine is shared
-    assert paint > 0
 
 
 def test_file_fetches_nothing_by_its_text(findings: ModuleType, tmp_path: Path) -> None:

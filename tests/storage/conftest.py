@@ -12,7 +12,7 @@ from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.keys import Key
 from precision_align.core.records import Call, RunInfo, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
-from precision_align.storage.base import Draft
+from precision_align.storage.base import Draft, Dump
 
 BASE_KEY = Key(0, 0, 0, Source.MODULE, "layer", 0, Pass.FIRST, "Linear", 0, Phase.FORWARD, Role.OUTPUT, "")
 
@@ -89,3 +89,18 @@ def make_call() -> Callable[..., Call]:
         return replace(call, **changes)
 
     return make
+
+
+@pytest.fixture
+def count_payloads() -> Callable[[Dump], dict[int, int]]:
+    """How many payloads of each step can be read; one that can't raises."""
+
+    def count(dump: Dump) -> dict[int, int]:
+        found: dict[int, int] = dict.fromkeys(dump.steps, 0)
+        for record in dump.records:
+            if record.tier is Tier.FULL:
+                dump.payload(record.key)
+                found[record.key.step] += 1
+        return found
+
+    return count

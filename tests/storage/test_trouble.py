@@ -6,9 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ import numpy as np
 import pytest
 
 from precision_align.core.records import Point
-from precision_align.core.terms import Tier
-from precision_align.storage import blobs, hdf5, parts
+from precision_align.storage import blobs, parts
 from precision_align.storage.blobs import Blob, is_disk_full, require_room
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
@@ -37,18 +34,9 @@ def put_step(sink: Any, make_draft: Any, step: int, tensors: int = 4) -> None:
     sink.end_step(step)
 
 
-def count_payloads(dump: Any) -> dict[int, int]:
-    found: dict[int, int] = dict.fromkeys(dump.steps, 0)
-    for record in dump.records:
-        if record.tier is Tier.FULL:
-            dump.payload(record.key)
-            found[record.key.step] += 1
-    return found
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_in_the_middle_of_a_part(
-    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, code: int
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, code: int, count_payloads: Any
 ) -> None:
     spills, real = [0], Blob._spill
 
@@ -73,7 +61,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_part(
 
 
 def test_a_disk_too_full_even_for_tables(
-    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, count_payloads: Any
 ) -> None:
     real = parts.require_room
     full = [False]
@@ -116,7 +104,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_real_full_disk(
-    small_disk: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, guarded: bool
+    small_disk: Path,
+    make_info: Any,
+    make_draft: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    guarded: bool,
+    count_payloads: Any,
 ) -> None:
     """With our own look at the free space before each write, and without it, when HDF5 runs into the wall."""
     if not guarded:
@@ -137,7 +130,9 @@ def test_a_real_full_disk(
     (small_disk / "d" / "other").write_bytes(bytes(MIB))  # room was left for others
 
 
-def test_a_disk_that_was_full_from_the_start(small_disk: Path, make_info: Any, make_draft: Any) -> None:
+def test_a_disk_that_was_full_from_the_start(
+    small_disk: Path, make_info: Any, make_draft: Any, count_payloads: Any
+) -> None:
     ballast = small_disk.parent / "disk" / "ballast"
     sink = Hdf5Sink(small_disk / "d", make_info())
     ballast.write_bytes(bytes(12 * MIB - (60 << 10)))
@@ -241,7 +236,7 @@ def test_room_is_left_for_others(tmp_path: Path) -> None:
 
 
 def test_an_input_output_error_costs_one_part_only(
-    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch, count_payloads: Any
 ) -> None:
     spills, real = [0], Blob._spill
 
@@ -314,104 +309,6 @@ def test_put_waits_while_the_disk_is_slow(
     sink.close(make_info())
     assert peak[0] <= 3 * MIB
     assert len(open_dump(tmp_path / "d").records) == 8
-
-
-WRITER = """
-import sys, numpy as np
-sys.path.insert(0, {root!r})
-from precision_align.core.keys import Key
-from precision_align.core.records import Point, RunInfo, TensorRecord
-from precision_align.core.terms import Pass, Phase, Role, Source, Tier
-from precision_align.storage.base import Draft
-from precision_align.storage.hdf5 import Hdf5Sink
-info = RunInfo("run-1", "now", 0, 1, "cpu")
-sink = Hdf5Sink({folder!r}, info)
-for step in range({steps}):
-    for call in range(4):
-        key = Key(step, 0, 0, Source.MODULE, "a", call, Pass.FIRST, "A", 0, Phase.FORWARD, Role.OUTPUT, "")
-        record = TensorRecord(key, "float32", (65536,), (1,), "strided", "cpu", False, call, Tier.FULL)
-        sink.put(Draft(record, np.random.default_rng(step * 4 + call).standard_normal(65536).astype("f4")))
-    sink.put_point(Point(step, 0, "loss", float(step)))
-    sink.end_step(step)
-    print(step, flush=True)
-{end}
-"""
-
-
-def start_writer(folder: Path, steps: int = 10**6, end: str = "") -> subprocess.Popen[str]:
-    root = str(Path(hdf5.__file__).parents[2])
-    script = WRITER.format(root=root, folder=str(folder), steps=steps, end=end)
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("acknowledged", [0, 1, 5, 12])
-def test_a_killed_writer_leaves_whole_files_only(tmp_path: Path, acknowledged: int) -> None:
-    writer = start_writer(tmp_path / "d")
-    assert writer.stdout is not None
-    while int(writer.stdout.readline()) < acknowledged:
-        pass
-    time.sleep(0.007 * acknowledged)
-    writer.kill()
-    last = [acknowledged, *map(int, writer.stdout.read().split())][-1]
-    writer.wait()
-    writer.stdout.close()
-    with open_dump(tmp_path / "d") as dump:
-        assert set(range(last)) <= set(dump.steps)
-        assert set(count_payloads(dump).values()) <= {4}
-        assert [point.step for point in dump.series][: last + 1] == list(range(last + 1))
-        assert any("was not closed" in note for note in dump.notes)
-        assert not any("missing files" in note or "damaged" in note for note in dump.notes)
-
-
-def test_reading_while_it_is_written(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path / "d", steps=60)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    seen = []
-    while writer.poll() is None:
-        with open_dump(tmp_path / "d") as dump:
-            assert set(count_payloads(dump).values()) <= {4}
-            assert dump.steps == list(range(len(dump.steps)))
-            seen.append(len(dump.steps))
-    writer.stdout.close()
-    assert seen == sorted(seen)
-    assert open_dump(tmp_path / "d").steps == list(range(60))
-
-
-def test_a_program_that_ends_without_closing_loses_nothing(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path / "d", steps=3, end="sink.put(Draft(record, np.zeros(65536, 'f4'))); sys.exit(5)")
-    writer.communicate()
-    assert writer.returncode == 5
-    with open_dump(tmp_path / "d") as dump:
-        assert dump.steps == [0, 1, 2]
-        assert any("without closing" in note for note in dump.notes)
-
-
-FORK = """
-import os
-pid = os.fork()
-if pid == 0:
-    for call in range(2000):
-        sink.put(Draft(record, np.zeros(65536, "f4")))
-    sink.put_point(Point(9, 0, "loss", 9.0))
-    sink.end_step(9)
-    sink.end_step(10)
-    sink.flush()
-    sink.close(info)
-    os._exit(0)
-assert os.waitpid(pid, 0)[1] == 0
-sink.close(info)
-"""
-
-
-def test_a_forked_child_neither_blocks_nor_writes(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path / "d", steps=2, end=FORK)
-    writer.communicate(timeout=60)
-    assert writer.returncode == 0
-    with open_dump(tmp_path / "d") as dump:
-        assert dump.steps == [0, 1]
-        assert len(dump.series) == 2
-        assert not dump.notes
 
 
 def test_many_threads_put_at_once(tmp_path: Path, make_info: Any, make_draft: Any) -> None:

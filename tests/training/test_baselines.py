@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from precision_align.cli.app import main
 from precision_align.core.errors import DumpDamaged, DumpNotFound, SchemaTooNew, UsageError
@@ -144,8 +144,7 @@ def test_the_verb(tmp_path: Path) -> None:
     (tmp_path / "loss.json").write_text(json.dumps({"mean_error": 0.001}))
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "precision_align", "baseline", *words]
-        return subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return run_python("-m", "precision_align", "baseline", *words, cwd=tmp_path)
 
     options = ("--log", "train.log", "--losses", "loss.json", "--memory", "40GB", "--communication", "0.2")
     assert call("add", "b.jsonl", "start", *options).returncode == 0

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, NothingInCommon, UsageError
 from precision_align.reporting.checkpoints import describe_checkpoints
@@ -310,9 +309,7 @@ def test_a_distributed_checkpoint_that_lost_a_file(tmp_path: Path) -> None:
 def test_chunks_of_several_ranks_are_put_together(tmp_path: Path) -> None:
     script = tmp_path / "save.py"
     script.write_text(SHARDED)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = run_python(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert changed(judge(tmp_path / "whole.pt", tmp_path / "distributed")) == {}
     assert len(list((tmp_path / "distributed").glob("*.distcp"))) == 2
@@ -352,17 +349,15 @@ def test_the_verb_and_its_page(tmp_path: Path) -> None:
     reference = save_pt(state, tmp_path / "reference")
     state["embed.weight"] = state["embed.weight"] * 2
     candidate = save_safetensors(state, tmp_path / "candidate")
-    words = [sys.executable, "-m", "precision_align", "checkpoint", str(reference), str(candidate)]
-    done = subprocess.run(
-        [*words, "--json", "-o", str(tmp_path / "p.html")], capture_output=True, text=True, check=False
-    )
+    words = ("-m", "precision_align", "checkpoint", reference, candidate)
+    done = run_python(*words, "--json", "-o", tmp_path / "p.html")
     result = json.loads(done.stdout)
     assert (done.returncode, result["counts"]) == (1, {"equal": 7, "differs": 1})
     assert result["tensors"][0]["metrics"]["rel_l2"] == pytest.approx(1.0)
     assert "embed." in (tmp_path / "p.html").read_text("utf-8")
-    same = subprocess.run([*words[:-1], str(reference)], capture_output=True, text=True, check=False)
+    same = run_python(*words[:-1], reference)
     assert (same.returncode, same.stdout.startswith("EQUAL")) == (0, True)
-    wrong = subprocess.run([*words, "--rename", "x"], capture_output=True, text=True, check=False)
+    wrong = run_python(*words, "--rename", "x")
     assert (wrong.returncode, "PATTERN=REPLACEMENT" in wrong.stderr) == (2, True)
 
 

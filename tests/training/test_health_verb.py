@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import string
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 from precision_align.reporting.health import describe_health
 from precision_align.reporting.languages import TEXTS
@@ -35,14 +34,7 @@ for step in range(3):
 
 
 def run_health(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "precision_align", "health", *words],
-        cwd=folder,
-        capture_output=True,
-        encoding="utf-8",
-        env={**os.environ, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    return run_python("-m", "precision_align", "health", *words, cwd=folder)
 
 
 def test_a_script_is_recorded_and_checked(tmp_path: Path) -> None:

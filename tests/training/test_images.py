@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import DumpDamaged, DumpNotFound, NothingInCommon, Unavailable, UsageError
 from precision_align.reporting.images import describe_images
@@ -148,8 +148,8 @@ def test_without_scikit_image_the_message_says_what_to_install(tmp_path: Path, m
 def test_the_verb(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", make_image(64))
     np.save(tmp_path / "b.npy", make_image(64) * 0.9)
-    words = [sys.executable, "-m", "precision_align", "image", "a.npy", "b.npy", "--json", "-o", "page.html"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ("image", "a.npy", "b.npy", "--json", "-o", "page.html")
+    done = run_python("-m", "precision_align", *words, cwd=tmp_path)
     result = json.loads(done.stdout)
     assert (done.returncode, result["places"][0]["name"]) == (1, "brightness")
     assert "data:image/png" in (tmp_path / "page.html").read_text("utf-8")

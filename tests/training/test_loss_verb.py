@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-MAIN = "import sys; from precision_align.cli.app import main; sys.exit(main())"
+from programs import make_environment, run_python
 
 
 def run_loss(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "loss", *map(str, words)],
-        capture_output=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "LC_ALL": "C.UTF-8", **environment},
-        check=False,
-    )
+    return run_python("-m", "precision_align", "loss", *words, env=make_environment(**environment))
 
 
 @pytest.fixture(name="logs")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import NothingInCommon, UsageError
 from precision_align.reporting.quant import describe_quant
@@ -243,7 +242,7 @@ def test_the_verb(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(PROGRAM)
     words = ["-m", "precision_align", "quant", str(runs["float"]), str(runs["narrow"]), "--json"]
     options = ["--code", "models.py", "--keep", "1", "--calibration", str(runs["calibration"]), "-o", "p.html"]
-    done = subprocess.run([sys.executable, *words, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(*words, *options, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
     assert result["keep"][0]["scope"] in ("first", "middle", "last")

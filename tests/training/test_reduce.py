@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_python
 
 from precision_align.core.errors import UsageError
 from precision_align.training.reductions import cut, find_dimensions
@@ -233,10 +232,9 @@ def test_the_verb(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(PROGRAM)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 2, "seq_length": 4}))
     words = ["reduce", "model.py:build", "config.json", "--save-config", "small.json", "--json"]
-    program = [sys.executable, "-m", "precision_align", *words]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-m", "precision_align", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "small.json").read_text())["num_hidden_layers"] == 1
     assert "layers.*.norm" in json.loads(done.stdout)["fault"]
     (tmp_path / "config.json").write_text("[")
-    assert subprocess.run(program, cwd=tmp_path, capture_output=True, check=False).returncode == 2
+    assert run_python("-m", "precision_align", *words, cwd=tmp_path).returncode == 2

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from programs import run_python
 from torch import nn
 
 import precision_align as pa
@@ -22,8 +20,6 @@ from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement
 from precision_align.storage.certificates import Certificates, CertificateWriter, Entry, find_certificates
 from precision_align.storage.opening import open_own
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Act(nn.Module):
@@ -245,9 +241,8 @@ def test_the_verb_certifies_and_the_next_comparison_uses_it(reference, tmp_path)
     (tmp_path / "plain.py").write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_certificates import build\n"
     )
-    words = [sys.executable, "-m", "precision_align", "certify", "dump", "--replay", "plain.py:build", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    words = ("certify", "dump", "--replay", "plain.py:build", "--json")
+    done = run_python("-m", "precision_align", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["records"] == reference[1].records

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import run_python
 from torch import nn
 
 import precision_align as pa
@@ -58,8 +57,7 @@ def extract(dump: Path, words: str, folder: Path, name: str = "mine", **options:
 
 
 def run_script(script: Path) -> dict[str, float]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    done = run_python(script, env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"})
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^(\w+): largest error against float64 (\S+), largest value (\S+)$", done.stdout, re.MULTILINE)
     return {title: float(error) / float(value) for title, error, value in found}

@@ -14,7 +14,6 @@ from precision_align.recording.session import capture
 from precision_align.workflows.comparing import compare
 from precision_align.workflows.lockstep import lockstep
 
-torch.set_num_threads(1)
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
+from precision_align.training.health.costs import compare_costs, measure_costs
 from precision_align.training.health.facts import Facts, gather_facts
 from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
 from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
@@ -43,9 +43,11 @@ def check_health(
         *check_scales(facts),
         *check_replicas(facts, replicas),
     ]
+    costs = measure_costs(facts)
     if reference is not None:
         other = gather_facts(_open(reference))
         findings += [*compare_updates(facts, other), *compare_settings(facts, other)]
+        findings += compare_costs(costs, measure_costs(other))
     return HealthReport(
         path=_name(dump),
         steps=tuple(facts.dump.steps),
@@ -53,6 +55,7 @@ def check_health(
         findings=_order(findings),
         checks=_count_evidence(facts, reference is not None),
         notes=tuple(facts.dump.notes),
+        costs=costs,
     )
 
 
@@ -65,7 +68,7 @@ def _open(dump: Dump | str | os.PathLike[str]) -> Dump:
 
 
 def _name(dump: Dump | str | os.PathLike[str]) -> str:
-    return str(Path(dump)) if isinstance(dump, (str, os.PathLike)) else str(getattr(dump, "path", "the dump"))
+    return os.fspath(dump) if isinstance(dump, (str, os.PathLike)) else str(getattr(dump, "path", "the dump"))
 
 
 def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:

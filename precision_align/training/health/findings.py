@@ -48,11 +48,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """``step_time``: median seconds of a step; ``tokens_per_second``; ``peak_memory``: bytes; None where the run did
+    not log it.
+
+    ``recording``: tensors were recorded in the steps that count, which slows them and holds memory;
+    ``modules``: scope -> bytes that its call keeps (activations) and its peak, largest first.
+    """
+
+    step_time: float | None = None
+    tokens_per_second: float | None = None
+    peak_memory: float | None = None
+    recording: bool = False
+    modules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**vars(self), "modules": {scope: dict(found) for scope, found in self.modules.items()}}
+
+
+@dataclass(frozen=True)
 class HealthReport:
     """What became of the checks of one dump.
 
     ``path``: the dump; ``steps`` and ``ranks`` looked at; ``findings``: faults first, then by step; ``checks``: name of
-    each check and what it had to look at, 0 where the dump holds nothing for it; ``notes``: what the dump lacks.
+    each check and what it had to look at, 0 where the dump holds nothing for it; ``notes``: what the dump lacks;
+    ``costs``: of a step and of each module, what the run logged.
     """
 
     path: str
@@ -61,6 +82,7 @@ class HealthReport:
     findings: Sequence[Finding]
     checks: Mapping[str, int]
     notes: Sequence[str] = ()
+    costs: Costs = field(default_factory=Costs)
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -77,6 +99,7 @@ class HealthReport:
             "findings": [finding.to_dict() for finding in self.findings],
             "checks": dict(self.checks),
             "notes": list(self.notes),
+            "costs": self.costs.to_dict(),
         }
 
 

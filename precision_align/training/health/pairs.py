@@ -1,21 +1,18 @@
-"""Settings and series of two runs that must fit each other."""
+"""Settings of two runs that must fit each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
 from precision_align.storage.base import Dump
 from precision_align.training.health.facts import Facts, read_learning_rates
 from precision_align.training.health.findings import Finding, Severity
 
 _RATIO = 1.01  # settings that differ by more are no round-off of a schedule
-# series that a training or a capture may log -> what they measure, and by how much worse is worth a word
-_COSTS = {"step_time": 1.1, "iteration_time": 1.1, "peak_memory": 1.1, "tokens_per_second": 1 / 1.1}
 
 
 def compare_settings(facts: Facts, reference: Facts) -> Iterator[Finding]:
-    """Learning rate against batch size, and what a step costs, held against the reference run."""
+    """Learning rate against batch size, held against the reference run."""
     sizes = [_measure_batch(side) for side in (facts, reference)]
     rates = [_first_rate(side.dump) for side in (facts, reference)]
     if all(sizes) and all(rates):
@@ -24,17 +21,6 @@ def compare_settings(facts: Facts, reference: Facts) -> Iterator[Finding]:
             values = {"batch": batch, "rate": rate}
             severity = Severity.FAULT if max(batch / rate, rate / batch) > _RATIO else Severity.REMARK
             yield Finding("rate against batch", severity, facts.dump.steps[0], place="lr", values=values)
-    for name, worse in _COSTS.items():
-        ours, theirs = facts.find_series(name), reference.find_series(name)
-        if ours and theirs:
-            yield from _compare_cost(name, median(ours.values()), median(theirs.values()), worse)
-
-
-def _compare_cost(name: str, ours: float, theirs: float, worse: float) -> Iterator[Finding]:
-    ratio = ours / theirs if theirs else 1.0
-    if (ratio > worse) if worse > 1 else (ratio < worse):
-        values = {"candidate": ours, "reference": theirs, "ratio": ratio}
-        yield Finding("cost", Severity.REMARK, 0, place=name, values=values)
 
 
 def _measure_batch(facts: Facts) -> int:
