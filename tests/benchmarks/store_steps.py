@@ -3,8 +3,8 @@
 Recorded and unrecorded steps of two equal models take turns in one process, and the modes take turns in rounds. Three
 clocks: CPU of the thread that trains (the goals are set for this one: the dump is written by another), CPU of the whole
 process until the step is on disk, and wall time of the step. The least of each counts, and the ratio of the least:
-other programs only make it more. Two rows are limits (``store_limits.py``): hooks that do nothing, and hooks that copy
-every tensor once and do nothing else.
+other programs only make it more. The row "nothing" compares two unrecorded loops: what it is off 1 is noise. Two rows
+are limits (``store_limits.py``): hooks that do nothing, and hooks that copy every tensor once and do nothing else.
 
 msprobe is run where the variable MSPROBE_PYTHON names an interpreter that has it; never a dependency of ours.
 """
@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ MODES: dict[str, dict[str, Any]] = {
     "statistics + hash + sketch": {"payload": "sketch"},
     "full": {"payload": "full"},
 }
-LIMITS = {"limit: empty hooks": False, "limit: hooks and one copy": True}
+# Whether hooks copy; None: there are none, which shows how far apart two equal loops are here and now.
+LIMITS: dict[str, bool | None] = {"nothing": None, "limit: empty hooks": False, "limit: hooks and one copy": True}
 HEADER = ("model", "what", "off", "main thread", "process", "wall", "of off: main", "process", "wall")
 # Steps before the first that counts: memory is touched, caches fill.
 _WARM_UP = 2
@@ -77,10 +78,10 @@ def time_mode(size: str, folder: Path, options: dict[str, Any], pairs: int) -> l
     return found[_WARM_UP:]
 
 
-def time_limit(size: str, copies: bool, pairs: int) -> list[tuple[Clocks, Clocks]]:
-    """Pairs of a step without hooks and one with hooks that do nothing, or copy."""
+def time_limit(size: str, copies: bool | None, pairs: int) -> list[tuple[Clocks, Clocks]]:
+    """Pairs of a step without hooks and one with hooks that do nothing, or copy; see ``LIMITS``."""
     plain, limited, found = Loop(size), Loop(size), []
-    with hooked(limited.model, copies):
+    with nullcontext() if copies is None else hooked(limited.model, copies):
         for _ in range(pairs + _WARM_UP):
             found.append((plain.run(_unrecorded, lambda: None), limited.run(_unrecorded, lambda: None)))
     return found[_WARM_UP:]
