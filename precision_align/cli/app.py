@@ -25,6 +25,8 @@ VERBS = (
     "show",
     "compare",
     "certify",
+    "pack",
+    "unpack",
     "loss",
     "health",
     "checkpoint",

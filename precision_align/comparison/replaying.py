@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from precision_align.alignment.names import align_names, strip_wrappers
+from precision_align.alignment.names import align_names
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
 from precision_align.comparison.journals import Journal
@@ -20,6 +20,7 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.results import Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
+from precision_align.core.wrappers import strip_wrappers
 from precision_align.numerics.judgement import Judgement
 from precision_align.replay.replayability import NotReplayable, find_obstacle
 

@@ -251,6 +251,11 @@ class Tape:
         if items:
             self.guard("records", put_all, self.sink, items, nbytes)
 
+    def hand_on(self) -> None:
+        """Give the sink what it has not got yet."""
+        with self._lock:
+            self._hand_on()
+
     def end_step(self, step: int) -> None:
         """Forget copies and make the step durable."""
         with self._lock:

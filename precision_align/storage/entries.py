@@ -126,7 +126,7 @@ class Finisher:
         record = draft.record
         words, trouble = check_words(draft)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
-        values = None if record.statistics is None else _get_values(record.statistics)
+        values = None if record.statistics is None else get_values(record.statistics)
         if words is None:
             tier = Tier.STATISTICS if values else Tier.FINGERPRINT
             return Entry(record, tier, given, values, record.nbytes, record.reason or trouble)
@@ -190,14 +190,15 @@ class Finisher:
 
     def _complete(self, digest: bytes, words: Array, dtype: Dtype, sketched: bool) -> _Summary:
         values, table = self._summaries.get((digest, dtype.name), _NOTHING)
-        values = values or _get_values(summarize(words, dtype))
+        values = values or get_values(summarize(words, dtype))
         if sketched and table is None:
             table = sketch(words, dtype)
         found = self._summaries[digest, dtype.name] = (values, table)
         return found
 
 
-_get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
+# The columns of a tensor's statistics.
+get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
 
 
 def locate(draft: AnyDraft) -> Lying | None:

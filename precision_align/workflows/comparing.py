@@ -20,6 +20,7 @@ from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.foreign.dumps import ForeignDump
 from precision_align.storage.opening import open_side
+from precision_align.storage.redaction import require_one_secret
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -57,6 +58,8 @@ def compare(
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
     theirs = None if reference is None else _open(reference, naming)
     ours = _open(candidate, naming)
+    if theirs is not None:
+        require_one_secret(theirs.info, ours.info)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
     engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)

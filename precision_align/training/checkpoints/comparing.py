@@ -9,9 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from precision_align.alignment.names import strip_wrappers
 from precision_align.core.dtypes import Array, dtype_of, widen
 from precision_align.core.errors import DumpDamaged, NothingInCommon, UsageError
+from precision_align.core.wrappers import strip_wrappers
 from precision_align.numerics.metrics import Difference, measure_words
 from precision_align.storage.foreign.items import Tensor
 from precision_align.training.checkpoints.differences import CheckpointReport, Fate, TensorFate
