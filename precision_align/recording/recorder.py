@@ -16,6 +16,7 @@ import torch
 from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.begun import Begun
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.crew import Setup, gather_crew
 from precision_align.recording.cycles import Cycle
@@ -72,8 +73,7 @@ class Recorder:
             tape, model, self._calls, self._ledger, self._series, setup or Setup(), self._given_optimizers
         )
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
-        self._stretch = range(0)  # of numbers that came one after the other, and those out of line
-        self._begun: set[int] = set()
+        self._begun = Begun()
         self._starter = self._crew.starter
 
     @property
@@ -275,13 +275,8 @@ class Recorder:
             self._tape.guard("parameters", self._parameters.record_start)
 
     def _came_before(self, number: int) -> bool:
-        known = number in self._stretch or number in self._begun
-        if known:
+        if known := self._begun.add(number):
             self._tape.note(f"step {number} came more than once: only its first time is recorded")
-        elif number == self._stretch.stop or not self._stretch:
-            self._stretch = range(self._stretch.start if self._stretch else number, number + 1)
-        else:
-            self._begun.add(number)
         return known
 
     def _end_step(self) -> None:
