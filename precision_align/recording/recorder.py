@@ -16,6 +16,7 @@ import torch
 from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.begun import Begun
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.crew import Setup, gather_crew
 from precision_align.recording.cycles import Cycle
@@ -75,7 +76,7 @@ class Recorder:
             tape, model, self._calls, self._ledger, self._series, setup or Setup(), self._given_optimizers
         )
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
-        self._begun: set[int] = set()
+        self._begun = Begun()
         self._starter = self._crew.starter
 
     @property
@@ -176,7 +177,7 @@ class Recorder:
         if number is not None and (not isinstance(number, int) or number < 0):
             raise UsageError(f"a step is a number from 0 on, not {number!r}")
         self._end_step()
-        self._begin_step(self._tape.clock.step + 1 if number is None else number)
+        self._begin_step(self._tape.clock.step + 1 if number is None else number, explicit=True)
         self._explicit = True
         try:
             yield self
@@ -258,7 +259,7 @@ class Recorder:
 
     # What the steps consist of
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, number: int, *, explicit: bool = False) -> None:
         clock = self._tape.clock
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
         wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
@@ -270,6 +271,8 @@ class Recorder:
         self._num_steps += 1
         if not clock.recording:
             self._tape.release()
+            if explicit:  # else a part that is called on its own may begin the next step
+                self._hooks.rest()
             return
         self._hooks.attach(self._model)
         self._calls.start_step()
@@ -282,10 +285,8 @@ class Recorder:
         self._gathering.wait(self._parameters.record_start(within))
 
     def _came_before(self, number: int) -> bool:
-        known = number in self._begun
-        if known:
+        if known := self._begun.add(number):
             self._tape.note(f"step {number} came more than once: only its first time is recorded")
-        self._begun.add(number)
         return known
 
     def _end_step(self) -> None:
