@@ -22,11 +22,11 @@ from precision_align.devices.arithmetic import Arithmetic
 from precision_align.devices.dispatch import ExecutionMode
 from precision_align.devices.profiles import Profile
 from precision_align.numerics.judgement import Scale
+from precision_align.replay.calljudging import CallJudging, pick
 from precision_align.replay.execution import Execution, Recorded, Style
-from precision_align.replay.judging import CallJudging, Replayer
+from precision_align.replay.judging import Replayer
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.replayability import NotReplayable
-from precision_align.replay.slots import pick
 from precision_align.replay.values import load_tensor, to_array
 
 # Sums of products in pieces of 32 from the end, other sums in blocks of 32: what another kernel may do.
