@@ -12,6 +12,7 @@ from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
+from precision_align.comparison.insides import Found, InsideJudge
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import (
@@ -29,6 +30,8 @@ from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
 from precision_align.numerics.limits import raw_limit
 from precision_align.numerics.metrics import measure
+
+OWN = "nothing but the model's own code sends it back, and it is as its replay makes it"
 
 
 class BackwardJudge:
@@ -49,6 +52,7 @@ class BackwardJudge:
         self._replay = replay
         self._forward = forward
         self._owned = owned
+        self._insides = InsideJudge(alignment, replay)
         self._has_gradients = any(node.gradients for node in alignment.candidate.nodes)
         sides = (alignment.candidate, alignment.reference)
         self._scales = [{} if side is None else read_loss_scales(side) for side in sides]
@@ -187,11 +191,21 @@ class BackwardJudge:
         for path, record in node.gradients.items():
             if path.partition(".")[0] != "output":
                 continue
+            if record.extra.get("inside") and self._is_own(node, record):
+                rows.append(
+                    make_row(record, blame, Status.PROPAGATED, "replay", metrics=self._gap(record).metrics, note=OWN)
+                )
+                continue
             entered = self._raw.find_largest(outputs) if node in self._alignment.pairs else math.inf
             scaled = self._row_scaled(node, record, blame)
             what = "made by loss code outside the model"
             rows.append(scaled or self._row_proportional(record, blame, entered, what))
         return rows
+
+    def _is_own(self, node: Node, record: TensorRecord) -> bool:
+        """Whether an output's gradient differs, and is all sent back by the model itself, whose code is judged."""
+        gap = self._gap(record)
+        return gap.known and not gap.close and self._insides.is_all_own(node, record)
 
     def _row_scaled(self, node: Node, record: TensorRecord, blame: Blame) -> RecordResult | None:
         """Another loss scale (GradScaler) multiplies every gradient by a known number, and is taken out later."""
@@ -219,26 +233,15 @@ class BackwardJudge:
         entered = self._raw.find_largest([*self._sources(node, record.order), *pairs]) if known else math.inf
         what = "a sum of what this code and the child itself send back"
         row = self._row_proportional(record, self._blame(node, child), entered, what)
-        if row.status != Status.FAIL or not self._is_all_callers(node, child, record):
+        if row.status == Status.PASS:
             return row
-        note = "all of it comes from the caller's code: what the call itself makes of this output sends nothing back"
-        return make_row(record, self._blame(node.children[child], -1), Status.FAIL, "replay", note=note)
-
-    def _is_all_callers(self, node: Node, child: int, record: TensorRecord) -> bool:
-        """The caller's code alone sends back the whole gradient, by replay, and the call's other outputs got theirs."""
-        called = node.children[child]
-        twin = self._alignment.pairs.get(called)
-        if twin is None or _list_outputs(twin) != _list_outputs(called):
-            return False
-        found = self._replay.compute(node, child, record.key.path, True)
-        try:
-            actual = self._alignment.candidate.dump.values(record.key).astype("float64")
-        except (KeyError, DumpError):
-            return False
-        if found is None or found[0].shape != actual.shape:
-            return False
-        share = measure(actual, found[0])
-        return not share.nonfinite and share.over_max <= raw_limit(record.dtype)
+        gap = self._gap(record)
+        found = self._insides.judge(node, child, record) if gap.known else None
+        if found is None:
+            return row
+        blame = self._blame(node.children[child], -1) if found == Found.CALLERS else self._blame(node, child)
+        status = Status.PROPAGATED if found == Found.WHOLE else Status.FAIL
+        return make_row(record, blame, status, "replay", metrics=gap.metrics, note=found.value)
 
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
@@ -299,11 +302,6 @@ class BackwardJudge:
     def _blame(self, node: Node, child: int) -> Blame:
         site = Site.MODULE if child < 0 and node.call.leaf else Site.INLINE
         return blame_call(node.call, node.scope, node.number, site, Phase.BACKWARD)
-
-
-def _list_outputs(node: Node) -> set[str]:
-    """The outputs of a call to which a gradient came back."""
-    return {path for path in node.gradients if path.partition(".")[0] == "output"}
 
 
 def read_loss_scales(side: Side) -> dict[int, float]:

@@ -151,6 +151,18 @@ class ReplayProvider:
             return None
         return found
 
+    def compute_own(self, node: Node, path: str) -> tuple[Array, Array] | None:
+        """The same of a result of the backward pass of the reference's own call, on what the reference recorded."""
+        partner = self._alignment.pairs.get(node)
+        if partner is None or self._own is None or self._find_obstacle(node):
+            return None
+        try:
+            found: tuple[Array, Array] = self._load_own(partner).compute(partner, -1, path, True)
+        except Exception:  # as above
+            self._own_loaded = None
+            return None
+        return found
+
     def search_variants(
         self, node: Node, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
     ) -> list[tuple[str, str, Array]]:
@@ -216,18 +228,22 @@ class ReplayProvider:
         partner = self._alignment.pairs.get(node)
         if self._own is None or partner is None or len(partner.children) != len(node.children):
             return []
-        assert self._alignment.reference is not None
-        moment = find_moment(self._alignment.reference, partner)
         try:
-            if self._own_loaded != moment:
-                self._own.load(collect_state(self._alignment.reference, partner))
-                self._own_loaded = moment
-            targets = getattr(self._own, method)(partner)
+            targets = getattr(self._load_own(partner), method)(partner)
         except Exception:  # nothing is known of the reference's own record then, and the failure stands
             self._own_loaded = None
             return []
         own = {(target.child, target.path) for target in targets if target.judgement.status == Status.FAIL}
         return [place for place in places if place in own]
+
+    def _load_own(self, partner: Node) -> Any:
+        """The replayer of the reference's own calls, with the state as it stood at one of them."""
+        assert self._alignment.reference is not None
+        moment = find_moment(self._alignment.reference, partner)
+        if self._own_loaded != moment:
+            self._own.load(collect_state(self._alignment.reference, partner))
+            self._own_loaded = moment
+        return self._own
 
     def _find_attributes(self, node: Node) -> Any:
         """The reference's recorded attributes are the specification; without a reference the candidate's own."""

@@ -210,7 +210,9 @@ class Replayer:
         return self._executor.execute(node, module, inside, style, plan, finish), module
 
     def _pull_back(self, node: Recorded, style: Style, result: Execution) -> None:
-        """Vector-Jacobian product from the recorded gradients; results replace the leaves' places in ``outputs``."""
+        """Vector-Jacobian product from the recorded gradients; results replace the leaves' places in ``outputs``,
+        beside what the call itself sends back to each of its outputs.
+        """
         arriving = []
         for tensor, record, is_total in list_cotangents(node, result):
             if tensor.requires_grad:
@@ -219,9 +221,14 @@ class Replayer:
         leaves = list(result.leaves.items())
         if not arriving or not leaves:
             raise NotReplayable("no gradient flows through this call in the reference's code")
-        produced, cotangents = zip(*take_outside_parts(arriving))
+        outside, own = take_outside_parts(arriving)
+        produced, cotangents = zip(*outside)
         found = torch.autograd.grad(produced, [leaf for _, leaf in leaves], cotangents, allow_unused=True)
-        result.outputs = {}
+        result.outputs = {
+            join("output", path): own.get(id(tensor), torch.zeros_like(tensor)).detach()
+            for path, tensor in result.outputs.items()
+            if tensor.requires_grad
+        }
         result.given = {}
         for ((child, path), leaf), gradient in zip(leaves, found):
             value = torch.zeros_like(leaf) if gradient is None else gradient

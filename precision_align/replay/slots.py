@@ -97,12 +97,14 @@ def _is_repeated(node: Recorded, local: str) -> bool:
 
 def take_outside_parts(
     results: list[tuple[torch.Tensor, torch.Tensor, bool]],
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(result, gradient, is a total) -> (result, what comes from outside the call).
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], dict[int, torch.Tensor]]:
+    """(result, gradient, is a total) -> (result, what comes from outside the call), and id of a result -> what the
+    call itself sends back to it.
 
     Latest first: from each total goes what the results made after it send back to it.
     """
     outside = [(tensor, gradient) for tensor, gradient, is_total in results if not is_total]
+    own: dict[int, torch.Tensor] = {}
     totals = [(tensor, gradient) for tensor, gradient, is_total in results if is_total]
     for tensor, gradient in sorted(totals, key=lambda pair: -_made_at(pair[0])):
         later = [pair for pair in outside if _made_at(pair[0]) >= _made_at(tensor)]
@@ -114,9 +116,10 @@ def take_outside_parts(
                 retain_graph=True,
                 allow_unused=True,
             )
-            gradient = gradient if inside is None else gradient - inside
+            if inside is not None:
+                own[id(tensor)], gradient = inside, gradient - inside
         outside.append((tensor, gradient))
-    return outside
+    return outside, own
 
 
 def _made_at(tensor: torch.Tensor) -> int:

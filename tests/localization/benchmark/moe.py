@@ -153,5 +153,5 @@ for _fault, _row, _words in (
     ("no_shared", "pilot", ("term of `add`",)),
 ):
     _add(f"layer:{_fault}", "moe.1", "inline", _row, _words)
-_add("layer:combine", "moe.1", "inline", "37", ("zero",), phase="backward")
+_add("layer:combine", "moe.1", "inline", "37", ("detached",), phase="backward")
 _add("router:zero", "moe.1.router", "module", "39", ("zero",), phase="backward")

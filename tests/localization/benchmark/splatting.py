@@ -10,9 +10,15 @@ from localization_cases.splatting import FrontToBack, Renderer, Splat
 
 
 def make_renderer(fault: str, seed: int) -> Setup:
+    """An opaque Gaussian stands in front of the others, on the centre of a pixel: there the limit of alpha acts in
+    sight. Left to the seed, it may act in covered pixels alone.
+    """
     torch.manual_seed(seed)
     shift = torch.full((3,), 0.05) + 0.01 * torch.randn(3)
-    return Setup(Renderer(fault, seed), [[{"shift": shift}]])
+    model = Renderer(fault, seed)
+    with torch.no_grad():
+        model.means[0], model.opacity[0] = torch.tensor([0.0, 0.0, -0.5]) - shift, 8.0
+    return Setup(model, [[{"shift": shift}]])
 
 
 def _add(fault: str, first: str, sites: Any = "module", words: tuple[str, ...] = (), **more: Any) -> None:
