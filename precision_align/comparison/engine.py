@@ -151,6 +151,10 @@ class Engine:
             if progress is not None:
                 progress(done, len(mine))
 
+    def read_pair(self, row_key: str) -> tuple[Array, Array] | None:
+        """The candidate's and the reference's numbers of a judged record, or None where one is not stored."""
+        return self._raw.read_pair(row_key)
+
     def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
         """A judged result once more, or None where there is no replay of it."""
         for node in self._candidate.nodes:

@@ -67,6 +67,21 @@ class RawComparer:
             found = self._gaps[place] = self._measure(candidate, reference)
         return found
 
+    def read_pair(self, key: str) -> tuple[Array, Array] | None:
+        """The numbers of a record of the candidate and of the one it was measured against; None where one is not stored.
+
+        Only of pairs that :meth:`gap` has seen. Raises DumpDamaged.
+        """
+        partner = next((theirs for ours, theirs in self._gaps if ours == key), None)
+        if partner is None or self._reference is None:
+            return None
+        sides = ((self._candidate, key), (self._reference, partner))
+        try:
+            actual, expected = (dump.values(dump.find(text).key) for dump, text in sides)
+        except KeyError:
+            return None
+        return actual, expected
+
     def are_equal(self, pairs: Iterable[Pair]) -> bool:
         """Whether every pair is bit-equal by hash; False where a hash is missing."""
         return all(other is not None and is_equal(record, other) for record, other in pairs)

@@ -5,28 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.engine import Comparison, Engine, Progress, Recomputed
 from precision_align.comparison.rules import Rules
-from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
+from precision_align.core.errors import DumpDamaged
+from precision_align.core.results import Coverage, Divergence, ErrorMap, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 from precision_align.divergence.explanations import explain
+from precision_align.numerics.errormaps import map_errors
 from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
 AMPLIFIER = 100.0
+# Places of the frontier whose errors are mapped: each costs a replay, and up to 40 KB of the report.
+MAPPED = 4
 _KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
 _RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
 def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
-    """Run a comparison, name its first divergence and explain it."""
+    """Run a comparison, name its first divergence, explain it and map its error and that of a few others."""
     findings = locate(engine.run(progress), rules)
     if findings.first is None:
         return findings
-    first = engine.operations.name(explain_first(engine, findings.first))
-    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
+    first, maps = findings.first, []
+    for place, found in enumerate(findings.frontier[:MAPPED]):
+        again = engine.recompute(found.key, found.scope, found.phase)
+        if place == 0 and again is not None:
+            first = explain_first(first, again)
+        maps.append(map_place(engine, found, again))
+    first = engine.operations.name(first)
+    return replace(
+        findings,
+        first=first,
+        frontier=[first, *findings.frontier[1:]],
+        error_maps=[found for found in maps if found is not None],
+    )
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
@@ -51,13 +66,21 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     )
 
 
-def explain_first(engine: Engine, first: Divergence) -> Divergence:
-    """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
-    if found is None:
-        return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
+def explain_first(first: Divergence, again: Recomputed) -> Divergence:
+    """The first divergence with ranked guesses at its cause."""
+    explanations = explain(again.actual, again.golden, again.record.dtype, again.alternatives)
     return replace(first, explanations=explanations)
+
+
+def map_place(engine: Engine, found: Divergence, again: Recomputed | None) -> ErrorMap | None:
+    """Where the error of a divergence lies: against its float64 replay, else against the reference's run."""
+    if again is not None:
+        return map_errors(found.key, "golden", again.actual, again.golden)
+    try:
+        pair = engine.read_pair(found.key)
+    except DumpDamaged:  # the record's own note says so
+        return None
+    return None if pair is None else map_errors(found.key, "reference", *pair)
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ class Report(Findings):
 
     def __post_init__(self) -> None:
         # one form whoever built it, so that a report equals itself after a trip through JSON
-        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes")}
+        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes", "error_maps")}
         frozen.update({name: decode_free(encode_free(getattr(self, name))) for name in ("reference", "candidate")})
         frozen["curves"] = tuple(_freeze_curve(curve) for curve in self.curves)
         frozen["first"] = None if self.first is None else _freeze_divergence(self.first)
@@ -107,13 +107,16 @@ def _freeze_divergence(found: Divergence) -> Divergence:
 
 
 def format_json(report: Findings) -> str:
-    """JSON with one record a line: fast to write, and fit for grep and diff. ASCII only."""
+    """JSON with one record and one error map a line: fast to write, and fit for grep and diff. ASCII only."""
     data = encode_findings(report)
-    records = data.pop("records")
+    long = {name: data.pop(name) for name in ("error_maps", "records")}
     head = json.dumps(data, indent=1, allow_nan=False)[:-2]
-    lines = ",\n".join("  " + json.dumps(record, allow_nan=False) for record in records)
-    body = f"[\n{lines}\n ]" if records else "[]"
-    return f'{head},\n "records": {body}\n}}\n'
+    return head + "".join(f',\n "{name}": {_list_lines(items)}' for name, items in long.items()) + "\n}\n"
+
+
+def _list_lines(items: Sequence[Any]) -> str:
+    lines = ",\n".join("  " + json.dumps(item, allow_nan=False) for item in items)
+    return f"[\n{lines}\n ]" if items else "[]"
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:

@@ -11,11 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from precision_align.core.results import Coverage, Curve, Divergence, Explanation, Findings, Limit, RecordResult
+from precision_align.core.results import (
+    Coverage,
+    Curve,
+    Divergence,
+    ErrorMap,
+    Explanation,
+    Findings,
+    Limit,
+    RecordResult,
+)
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 
 FORMAT = "precision-align report"
-SCHEMA_VERSION = 0
+SCHEMA_VERSION = 1
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAG = "$float"
@@ -40,6 +49,7 @@ def encode_findings(findings: Findings) -> dict[str, Any]:
         "reference": encode_free(findings.reference),
         "candidate": encode_free(findings.candidate),
         "curves": [encode_curve(curve) for curve in findings.curves],
+        "error_maps": [encode_error_map(found) for found in findings.error_maps],
         "records": [encode_record(record) for record in findings.records],
     }
 
@@ -162,6 +172,27 @@ def encode_curve(curve: Curve) -> dict[str, Any]:
     }
 
 
+def encode_error_map(found: ErrorMap) -> dict[str, Any]:
+    """The bins of one tensor's error."""
+    return {
+        "key": str(found.key),
+        "against": found.against,
+        "shape": list(found.shape),
+        "axes": list(found.axes),
+        "cells": [list(map(encode_float, row)) for row in found.cells],
+        "profiles": [
+            {"dimension": dimension, "errors": list(map(encode_float, values))} for dimension, values in found.profiles
+        ],
+        "bounds": list(map(encode_float, found.bounds)),
+        "expected": list(found.expected),
+        "actual": list(found.actual),
+        "decades": list(found.decades),
+        "errors": list(found.errors),
+        "equal": int(found.equal),
+        "nonfinite": int(found.nonfinite),
+    }
+
+
 def decode_findings(data: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of :class:`Findings`. Raises :class:`Malformed` naming the place that is wrong."""
     first = data.get("first")
@@ -178,6 +209,7 @@ def decode_findings(data: Mapping[str, Any]) -> dict[str, Any]:
         "reference": _decode("reference", _free_mapping, data.get("reference", {})),
         "candidate": _decode("candidate", _free_mapping, data.get("candidate", {})),
         "curves": _decode_all("curves", _curve, data.get("curves", [])),
+        "error_maps": _decode_all("error_maps", _error_map, data.get("error_maps", [])),
     }
 
 
@@ -318,3 +350,34 @@ def _curve(value: Any) -> Curve:
         onset=None if onset is None else _whole(onset),
         band=_number(value["band"]),
     )
+
+
+def _error_map(value: Any) -> ErrorMap:
+    return ErrorMap(
+        key=_text(value["key"]),
+        against=_text(value["against"]),
+        axes=_wholes(value["axes"]),
+        shape=_wholes(value["shape"]),
+        cells=tuple(_numbers(row) for row in value["cells"]),
+        profiles=tuple((_whole(item["dimension"]), _numbers(item["errors"])) for item in value["profiles"]),
+        bounds=_pair(_numbers(value["bounds"])),
+        expected=_wholes(value["expected"]),
+        actual=_wholes(value["actual"]),
+        decades=_pair(_wholes(value["decades"])),
+        errors=_wholes(value["errors"]),
+        equal=_whole(value["equal"]),
+        nonfinite=_whole(value["nonfinite"]),
+    )
+
+
+def _wholes(values: Any) -> tuple[int, ...]:
+    return tuple(map(_whole, values))
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    return tuple(map(_number, values))
+
+
+def _pair(values: tuple[T, ...]) -> tuple[T, T]:
+    low, high = values
+    return low, high
