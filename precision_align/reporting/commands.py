@@ -72,7 +72,8 @@ def list_commands(findings: Findings) -> list[str]:
 
 def _can_extract(findings: Findings, key: str) -> bool:
     """Whether the dump holds a call of a module or of an operator with its tensors."""
-    payload = findings.candidate.get("capture", {}).get("payload", Tier.FULL)
+    capture = findings.candidate.get("capture")
+    payload = capture.get("payload", Tier.FULL) if isinstance(capture, Mapping) else Tier.FULL
     tiers = payload.values() if isinstance(payload, Mapping) else [payload]
     return Tier.FULL in tiers and key.split("/")[3:4] in ([Source.MODULE], [Source.ATEN])
 
