@@ -68,9 +68,9 @@ class RawComparer:
         return found
 
     def read_pair(self, key: str) -> tuple[Array, Array] | None:
-        """The numbers of a record of the candidate and of the one it was measured against; None where one is not stored.
+        """The numbers of a record of the candidate and of its partner; None where one is not stored.
 
-        Only of pairs that :meth:`gap` has seen. Raises DumpDamaged.
+        Only of pairs that :meth:`gap` has measured. Raises DumpDamaged.
         """
         partner = next((theirs for ours, theirs in self._gaps if ours == key), None)
         if partner is None or self._reference is None:

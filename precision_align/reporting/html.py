@@ -15,7 +15,7 @@ from precision_align.reporting.columns import find_record, pack_records
 from precision_align.reporting.commands import list_commands, suggest_command
 from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
 from precision_align.reporting.pages import build_policy, open_templates, read_asset, trust
-from precision_align.reporting.serialization import encode_curve
+from precision_align.reporting.serialization import encode_curve, encode_error_map
 from precision_align.reporting.wording import (
     SEVERITY,
     compare_runs,
@@ -37,7 +37,31 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
+SCRIPTS = (
+    "texts",
+    "records",
+    "filters",
+    "table",
+    "detail",
+    "tree",
+    "curves",
+    "layers",
+    "heat",
+    "histograms",
+    "errors",
+    "walk",
+    "page",
+)
+SHORTCUTS = (
+    ("/", "search"),
+    ("j k", "move"),
+    ("n p", "bad"),
+    ("o", "origin"),
+    ("l", "language"),
+    ("t", "theme"),
+    ("Esc", "escape"),
+    ("?", "help"),
+)
 SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
 SHOWN_OTHERS = 50  # a run in which everything fails; the table has them all
 PRINTED_ROWS = 100  # on paper and without JavaScript: enough to see the pattern, two or three pages
@@ -143,6 +167,8 @@ _SCRIPT_TEXTS = (
     "metric.",
     "role.",
     "table.",
+    "map.",
+    "layers.",
     "root",
     "page.search",
     "page.copied",
@@ -159,6 +185,7 @@ def _pack_page(report: Findings) -> dict[str, Any]:
         "records": pack_records(report.records),
         "origin": find_record(report, report.first),
         "curves": [encode_curve(curve) for curve in report.curves],
+        "error_maps": [encode_error_map(found) for found in report.error_maps],
     }
 
 
@@ -182,9 +209,11 @@ def _describe(report: Findings) -> dict[str, Any]:
         "total": total,
         "runs": [(name, left, right, both and left != right) for name, left, right in runs],
         "differing": sum(left != right for _, left, right in runs) if both else 0,
+        "shortcuts": SHORTCUTS,
         "curves": [_describe_curve(curve) for curve in report.curves],
         "next_command": suggest_command(report),
         "commands": list_commands(report),
+        "maps": {found.key: place for place, found in enumerate(report.error_maps)},
         "printed": _choose_printed(report),
         "title": _name_runs(report),
     }

@@ -145,9 +145,13 @@ SENTENCES: Sequence[tuple[str, str]] = (
         "{path}：不是保存的报告；用 precision-align compare ... -o report.json 生成",
     ),
     (
-        "{path}: the suffix {suffix} names no form of report; use .json, .html, .md (Markdown), .xml (JUnit) or .csv "
-        "(the table)",
-        "{path}：后缀 {suffix} 不是报告格式；可用 .json、.html、.md、.xml（JUnit）或 .csv",
+        "{path}: the suffix {suffix} names no form of report; use .json, .html, .md (Markdown), .xml (JUnit), .csv or "
+        ".xlsx (the table)",
+        "{path}：后缀 {suffix} 不是报告格式；可用 .json、.html、.md、.xml（JUnit）、.csv 或 .xlsx（表格）",
+    ),
+    (
+        "report needs RESULT.json, or --schema",
+        "report 需要 RESULT.json，或 --schema",
     ),
     (
         "{path}: there is no folder {folder}; make it, or name another place",

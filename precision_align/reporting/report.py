@@ -23,7 +23,8 @@ from precision_align.reporting.serialization import (
     encode_free,
 )
 
-_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv")
+SCHEMA = Path(__file__).parent / "schema" / "report.schema.json"
+_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv", ".xlsx")
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,18 +77,18 @@ class Report(Findings):
         return encode_findings(self)
 
     def save(self, path: str | os.PathLike[str], *, language: str = "en") -> Path:
-        """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv.
+        """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv, .xlsx.
 
         The file appears whole or not at all. Raises UsageError (unknown suffix, folder missing, no permission),
-        StorageFull, Unavailable (HTML without jinja2). Returns the path written.
+        StorageFull, Unavailable (HTML without jinja2, XLSX without openpyxl). Returns the path written.
         """
         target = check_target(path)
-        text = _render(self, target.suffix.lower(), language)
+        content = _render(self, target.suffix.lower(), language)
         with _writing(target):
             # one writer a name: two processes saving the same report must not share a half-written file
             draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
             try:
-                draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+                draft.write_bytes(content)
                 draft.replace(target)
             finally:
                 draft.unlink(missing_ok=True)
@@ -125,7 +126,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() not in _SUFFIXES:
         raise UsageError(
             f"{target}: the suffix {target.suffix!r} names no form of report; "
-            "use .json, .html, .md (Markdown), .xml (JUnit) or .csv (the table)"
+            "use .json, .html, .md (Markdown), .xml (JUnit), .csv or .xlsx (the table)"
         )
     if target.is_dir():
         raise UsageError(f"{target} is a folder; name a file in it")
@@ -134,7 +135,15 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _render(report: Report, suffix: str, language: str) -> str:
+def _render(report: Report, suffix: str, language: str) -> bytes:
+    if suffix == ".xlsx":
+        from precision_align.reporting.sheets import render_xlsx
+
+        return render_xlsx(report)
+    return _render_text(report, suffix, language).encode("utf-8", "backslashreplace")
+
+
+def _render_text(report: Report, suffix: str, language: str) -> str:
     if suffix == ".json":
         return format_json(report)
     if suffix == ".md":
