@@ -17,6 +17,7 @@ from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
 from precision_align.reporting.pages import build_policy, open_templates, read_asset, trust
 from precision_align.reporting.serialization import encode_curve, encode_error_map
 from precision_align.reporting.wording import (
+    OWN_FIELDS,
     SEVERITY,
     compare_runs,
     count_statuses,
@@ -208,7 +209,7 @@ def _describe(report: Findings) -> dict[str, Any]:
         "coverage": report.coverage,
         "total": total,
         "runs": [(name, left, right, both and left != right) for name, left, right in runs],
-        "differing": sum(left != right for _, left, right in runs) if both else 0,
+        "differing": sum(left != right and name not in OWN_FIELDS for name, left, right in runs) if both else 0,
         "shortcuts": SHORTCUTS,
         "curves": [_describe_curve(curve) for curve in report.curves],
         "next_command": suggest_command(report),

@@ -65,7 +65,7 @@ def render_xlsx(report: Findings) -> bytes:
 
 
 def _make_cell(sheet: object, value: object) -> object:
-    """What openpyxl is to write: text that it would take for a formula or an error code as text, NaN and Inf by name."""
+    """What openpyxl is to write: NaN and Inf by name, and as text what it would take for a formula or an error code."""
     if isinstance(value, float) and not math.isfinite(value):
         return format_number(value)
     if not (isinstance(value, str) and value.startswith(("=", "#"))):

@@ -285,7 +285,7 @@ def _read_case(case: Any) -> CaseLine:
 # one entry a module or a parameter: thousands, and seldom what differs
 _LISTS = ("modules", "aliases", "parameters")
 # what any two runs differ in, and what says nothing of the model: told last
-_OWN = ("run", "created", "path", "command", "difference_kernel", "replay")
+OWN_FIELDS = ("run", "created", "path", "command", "difference_kernel", "replay")
 
 
 def compare_runs(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -297,7 +297,7 @@ def compare_runs(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
     rows = [(name, left.get(name, ""), right.get(name, "")) for name in [*left, *(n for n in right if n not in left)]]
     for name in _LISTS:
         rows += _compare_lists(name, reference.get(name), candidate.get(name))
-    return sorted(rows, key=lambda row: (row[0] in _OWN, row[1] == row[2]))
+    return sorted(rows, key=lambda row: (row[0] in OWN_FIELDS, row[1] == row[2]))
 
 
 def _compare_lists(name: str, reference: Any, candidate: Any) -> list[tuple[str, str, str]]:

@@ -100,5 +100,10 @@ function drawFigures() {
   drawCurves();
   drawLayers();
   drawSteps();
+  for (const plot of plots) {
+    const words = plot.root.closest("figure")?.querySelector("figcaption").innerText ?? "";
+    plot.ctx.canvas.setAttribute("role", "img");
+    plot.ctx.canvas.setAttribute("aria-label", words);
+  }
   drawErrors();
 }

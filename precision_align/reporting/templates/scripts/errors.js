@@ -1,7 +1,7 @@
 // The error of one tensor in figures: each with a caption that says in words what it shows.
 function drawErrors() {
   for (const holder of document.querySelectorAll(".map-figures")) {
-    if (holder.clientWidth) drawErrorMap(holder, data.error_maps[Number(holder.dataset.map)]);
+    if (!holder.closest("details:not([open])")) drawErrorMap(holder, data.error_maps[Number(holder.dataset.map)]);
   }
 }
 
@@ -62,7 +62,5 @@ function formatShare(share) {
 }
 
 document.addEventListener("toggle", (event) => {
-  for (const holder of event.target.querySelectorAll?.(".map-figures") ?? []) {
-    if (holder.clientWidth) drawErrorMap(holder, data.error_maps[Number(holder.dataset.map)]);
-  }
+  if (event.target.matches?.(".other[open]")) drawErrors();
 }, true);

@@ -16,10 +16,10 @@ function makeScale(values) {
   const some = values.filter((value) => value > 0 && Number.isFinite(value));
   const most = some.reduce((a, b) => Math.max(a, b), 0);
   const least = Math.max(some.reduce((a, b) => Math.min(a, b), most), most / 1e8);
-  const span = Math.log10(most / least) || 1, stops = readStops();
-  const share = (value) => Math.min(Math.max(Math.log10(value / least) / span, 0), 1);
-  const color = (value) => (value === 0 ? colorOf("sunken") : Number.isFinite(value) ? blendStops(stops, most === least ? 1 : share(value)) : colorOf("mode"));
-  return { least, most, color, stops, hasNone: values.includes(0), isBroken: values.some((value) => !Number.isFinite(value)) };
+  const span = Math.log10(most / least), stops = readStops(), none = colorOf("sunken"), broken = colorOf("mode");
+  const share = (value) => (span ? Math.min(Math.max(Math.log10(value / least) / span, 0), 1) : 1);
+  const color = (value) => (value === 0 ? none : Number.isFinite(value) ? blendStops(stops, share(value)) : broken);
+  return { least, most, color, share, hasNone: values.includes(0), isBroken: values.some((value) => !Number.isFinite(value)) };
 }
 
 function openPaper(canvas, height) {

@@ -68,8 +68,8 @@ function paintErrors(canvas, map) {
 
 function paintProfile(canvas, map, { dimension, errors }) {
   const sheet = openBars(canvas), values = errors.map(toNumber), scale = makeScale(values);
-  const span = Math.log10(scale.most / scale.least) || 1;
-  const height = (value) => (value === 0 ? 0 : !Number.isFinite(value) ? sheet.high : Math.max((0.15 + 0.85 * Math.min(Math.max(Math.log10(value / scale.least) / span, 0), 1)) * sheet.high, 2));
+  const rise = (value) => (value === 0 ? 0 : Number.isFinite(value) ? 0.15 + 0.85 * scale.share(value) : 1);
+  const height = (value) => rise(value) * sheet.high;
   const edge = (place) => Math.round(BARS.left + (place / values.length) * sheet.wide);
   values.forEach((value, index) => {
     sheet.paper.fillStyle = scale.color(value);

@@ -1,6 +1,6 @@
 // Error by layer, in the step of the first divergence, and the largest error of each step.
 // not every module can be replayed: single points where one was, a line only for the difference between the runs
-const LAYER_SERIES = [["raw_rel_l2", "raw", "muted", 1.5, true], ["native_rel_l2", "native", "pass", 1.5, false], ["rel_l2", "own", "fail", 2, false]];
+const LAYER_SERIES = [["raw_rel_l2", "raw", "muted", 1.5, true], ["native_rel_l2", "native", "pass", 1.5, false], ["rel_l2", "own", "accent", 2, false]];
 
 function metricOf(row, name) {
   const place = table.metric_names[cell.names(row)].indexOf(name);
@@ -22,7 +22,7 @@ function frameDecades(low, high) {
 function makeLogPlot(holder, columns, series, label, mark = () => {}) {
   const lines = series.map(([, name, color, width, joined]) => ({
     label: say(`layers.${name}`), stroke: () => colorOf(color), width, spanGaps: false,
-    points: { show: !joined || columns[0].length < 60, size: joined ? 4 : 6, fill: () => colorOf(color) },
+    points: { show: !joined || columns[0].length < 60, size: joined ? 4 : columns[0].length < 200 ? 6 : 3, fill: () => colorOf(color) },
     value: (_, value) => (value === null || value === undefined ? "–" : formatNumber(value)),
     ...(joined ? {} : { paths: () => null }),
   }));
