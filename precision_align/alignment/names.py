@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-# The attribute under which each wrapper keeps the module it wraps: DistributedDataParallel and DataParallel,
-# torch.compile, activation checkpointing, FSDP, Lightning and DeepSpeed.
-WRAPPER_PARTS = frozenset(
-    {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}
-)
+from precision_align.core.wrappers import WRAPPER_PARTS
+
 # Their classes, which compute nothing of their own.
 WRAPPER_CLASSES = frozenset(
     {
@@ -24,11 +21,6 @@ WRAPPER_CLASSES = frozenset(
         "_FabricModule",
     }
 )
-
-
-def strip_wrappers(scope: str) -> str:
-    """The module path without wrapper parts: "module._orig_mod.layers.0" -> "layers.0"."""
-    return ".".join(part for part in scope.split(".") if part not in WRAPPER_PARTS)
 
 
 def find_shells(scopes: Iterable[str], kinds: Mapping[str, str], working: Iterable[str] = ()) -> set[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from precision_align.cli.output import print_json, print_log
 from precision_align.cli.parsers import PROGRAM
+from precision_align.cli.starts import add_start_options, read_beginning, read_visit, report_start
 from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.reporting.commands import join_command
 from precision_align.storage.settings import CODECS, FSYNC, WAIT_SECONDS, Settings, format_size, parse_size
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sources",
         metavar="LIST",
         default="modules,gradients,parameters,optimizer",
-        help="what to record, by commas (default: %(default)s; also functions, operators)",
+        help="what to record, by commas (default: %(default)s; also functions, operators, collectives)",
     )
     parser.add_argument(
         "--model",
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_limits(parser)
     _add_storage(parser)
+    add_start_options(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--append", action="store_true", help="go on in the dump that is there")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- script.py ...", help="what to run")
@@ -110,6 +112,12 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         help="compress payloads (needs hdf5plugin: pip install 'precision-align[compress]')",
     )
     parser.add_argument(
+        "--weights-from",
+        metavar="CHECKPOINT",
+        help="a .pt or .safetensors file, or a folder of them: parameters and buffers that equal a tensor in it are "
+        "kept as a reference to it, not as a copy",
+    )
+    parser.add_argument(
         "--fsync",
         choices=FSYNC,
         default="never",
@@ -137,12 +145,14 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
         keep=arguments.keep,
         compress=arguments.compress,
         fsync=arguments.fsync,
+        weights_from=arguments.weights_from,
     )
 
 
 def read_options(arguments: argparse.Namespace) -> Any:
     """The options of a launch. Raises UsageError."""
     from precision_align.recording.limits import Limits
+    from precision_align.recording.visits import PAYLOAD as VISIT_PAYLOAD
     from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
 
@@ -150,8 +160,9 @@ def read_options(arguments: argparse.Namespace) -> Any:
         raise UsageError("--plan says which modules to record: leave --select out")
     if arguments.output is None and not arguments.dry_run:
         raise UsageError("-o DUMP names the folder to write")
+    visit = read_visit(arguments)
     arguments.output = arguments.output or "."
-    payload = read_payload(arguments.payload)
+    payload = {**(VISIT_PAYLOAD if visit else {}), **read_payload(arguments.payload, visit is None)}
     return LaunchOptions(
         path=arguments.output,
         steps=arguments.steps,
@@ -173,6 +184,8 @@ def read_options(arguments: argparse.Namespace) -> Any:
         force=arguments.force,
         eager=arguments.eager,
         dry_run=arguments.dry_run,
+        begin=read_beginning(arguments),
+        visit=visit,
     )
 
 
@@ -203,10 +216,10 @@ def run(arguments: argparse.Namespace) -> int:
     return report(launch.recorder, arguments, status)
 
 
-def read_payload(words: list[str]) -> dict[str, str]:
-    """Scope glob -> tier from "[GLOB=]TIER" words; "*" where no glob is given."""
+def read_payload(words: list[str], full: bool = True) -> dict[str, str]:
+    """Scope glob -> tier from "[GLOB=]TIER" words; "*" where no glob is given; of no words all ``full``, or nothing."""
     pairs = [word.rpartition("=") for word in words]
-    return {glob or "*": tier for glob, _, tier in pairs} if pairs else {"*": "full"}
+    return {glob or "*": tier for glob, _, tier in pairs} if pairs or not full else {"*": "full"}
 
 
 def read_status(stop: SystemExit) -> int:
@@ -272,6 +285,7 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
     steps, records = recorder.num_steps, recorder.num_records
     print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
     print_log(f"next: {join_command('show', arguments.output)}")
+    report_start(recorder, arguments)
     if arguments.json:
         counts = {"steps": recorder.num_steps, "records": recorder.num_records}
         print_json({"dump": arguments.output, "status": status, **counts, "notes": list(recorder.notes)})

@@ -10,16 +10,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from precision_align.alignment.names import align_names, strip_wrappers
+from precision_align.alignment.names import align_names
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit
+from precision_align.core.results import OUT_OF_TIME, Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
+from precision_align.core.wrappers import strip_wrappers
 from precision_align.numerics.judgement import Judgement
 from precision_align.replay.replayability import NotReplayable, find_obstacle
 
@@ -37,7 +39,10 @@ class ReplayProvider:
     """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
     ``is_given`` where the user gave the reference's code."""
 
-    def __init__(self, alignment: Alignment, replay: Any, journal: Journal | None = None) -> None:
+    def __init__(
+        self, alignment: Alignment, replay: Any, journal: Journal | None = None, deadline: Deadline | None = None
+    ) -> None:
+        self._deadline = deadline or Deadline()
         self._alignment = alignment
         self._journal = journal or Journal()
         self.reason = "" if _has_torch() else "torch is not installed here: no replay, raw evidence only"
@@ -104,6 +109,8 @@ class ReplayProvider:
             return {}, self.reason
         place = ("update", *sorted(str(record.key) for record in update.after.values())[:1])
         known = self._journal.recall(*place)
+        if known is None and self._deadline.is_over():
+            return {}, OUT_OF_TIME
         if known is None:
             known = self._try_update(update)
             self._journal.keep(known, *place)
@@ -149,7 +156,7 @@ class ReplayProvider:
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
         found, reason = self._recall(node, method)
-        if reason and method == "judge_forward":
+        if reason not in ("", OUT_OF_TIME) and method == "judge_forward":
             self._reasons[reason] += 1
         return found, reason
 
@@ -160,6 +167,8 @@ class ReplayProvider:
             return {}, obstacle
         place = (method, node.unit.rank, node.unit.step, node.call.identity)
         known = self._journal.recall(*place)
+        if known is None and self._deadline.is_over():
+            return {}, OUT_OF_TIME
         if known is None:
             verdicts, reason = self._try(node, method)
             is_loaded = not self._load_error
@@ -237,12 +246,13 @@ def _describe(error: BaseException) -> str:
 
 
 def _encode_judgement(found: Judgement) -> list[Any]:
-    return [found.status, found.why, dict(found.metrics), found.limit and astuple(found.limit)]
+    limit = found.limit and astuple(found.limit)
+    return [found.status, found.why, dict(found.metrics), limit, found.evidence]
 
 
 def _decode_judgement(values: Sequence[Any]) -> Judgement:
-    status, why, metrics, limit = values
-    return Judgement(Status(status), why, metrics, limit and Limit(*limit))
+    status, why, metrics, limit, evidence = values
+    return Judgement(Status(status), why, metrics, limit and Limit(*limit), evidence)
 
 
 def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
@@ -298,7 +308,7 @@ def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     for raw, aligned in candidate.names.items():
         if aligned is None:
             continue
-        same = raw in kinds and kinds[raw] == information.modules.get(raw)
+        same = raw in kinds and kinds[raw] == information.modules.get(raw) and raw not in candidate.renamed
         known = [raw if same else structural.get(aligned)]
         known += [structural.get(strip_wrappers(name)) for name in information.aliases.get(raw, [])]
         found = next((path for path in known if path is not None), None)

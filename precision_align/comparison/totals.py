@@ -20,7 +20,7 @@ from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit, RecordResult
+from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
 from precision_align.numerics.relations import Relation, relate_to_sum
 
@@ -54,6 +54,10 @@ class TotalJudge:
         shares = _collect_shares(self._candidate, rank, step)
         other_shares = {} if reference is None or partner is None else _collect_shares(reference, rank, partner)
         relations: dict[Owner, tuple[Relation | None, Relation | None]] = {}
+        if self._raw.is_out_of_time:
+            return [
+                _row_in_time(record, owner, self._raw.gap(record, theirs.get(owner))) for owner, record in ours.items()
+            ]
         for owner, record in ours.items():
             relation = _relate(self._candidate, record, shares.get(owner, []))
             other = theirs.get(owner)
@@ -74,7 +78,9 @@ class TotalJudge:
             rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, off, ratio))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
-        return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
+        lost = [(owner, record) for owner, record in theirs.items() if owner not in known]
+        absent = {owner for owner, _ in lost if self._candidate.lacks_module(rank, step, owner[0], theirs)}
+        return rows + [_row_lacking(record, owner, order, owner in absent) for owner, record in lost]
 
     def _find_scale_ratio(self, step: int, partner: int | None) -> float:
         """How much larger the candidate's loss scale is: its shares carry it, what the optimizer sees does not."""
@@ -233,7 +239,22 @@ def _say(relation: Relation) -> str:
     return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
 
 
-def _row_lacking(record: TensorRecord, owner: Owner, order: int) -> RecordResult:
+def _row_lacking(record: TensorRecord, owner: Owner, order: int, is_absent: bool) -> RecordResult:
+    """``is_absent``: the candidate has no such module, under that name or another: what it does not do is seen where
+    its results are missing.
+    """
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if is_absent:
+        return make_row(
+            record, blame, Status.MISSING, "structure", note="the candidate has no such module", order=order
+        )
     note = f"no gradient reached {owner[1]} of {owner[0] or 'the root'} on the candidate"
     return make_row(record, blame, Status.FAIL, "structure", note=note, order=order)
+
+
+def _row_in_time(record: TensorRecord, owner: Owner, gap: Gap) -> RecordResult:
+    """What hashes say of it when nothing may be read any more."""
+    blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if gap.equal:
+        return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
+    return make_row(record, blame, Status.INCONCLUSIVE, "", note=OUT_OF_TIME)

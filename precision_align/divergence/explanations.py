@@ -268,6 +268,20 @@ def _explain_place(actual: Array, golden: Array, finite: Array) -> list[Explanat
     return found
 
 
+def explain_part(actual: Array, golden: Array, parts: Sequence[tuple[str, Array]]) -> list[Explanation]:
+    """Which of several joined modules the error is in, if it is in one; ``parts``: name and places in the last axis."""
+    if not parts or actual.shape != golden.shape or actual.ndim == 0:
+        return []
+    with np.errstate(all="ignore"):
+        square = np.nan_to_num((actual - golden) ** 2)
+    total = float(square.sum())
+    for name, places in parts:
+        share = float(square[..., places].sum()) / total if total > 0 and places.max() < actual.shape[-1] else 0.0
+        if share >= CONFINED:
+            return [Explanation("confined", f"confined to the candidate's {name}", float(np.sqrt(max(0.0, 1 - share))))]
+    return []
+
+
 def _describe(indices: Array, size: int) -> str:
     first, last = int(indices[0]), int(indices[-1])
     if indices.size == 1:

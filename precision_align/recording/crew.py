@@ -10,9 +10,12 @@ from typing import Any, Optional
 import torch
 
 from precision_align.recording.batches import BatchFacts
+from precision_align.recording.beginning import Start
 from precision_align.recording.calls import CallRecorder
+from precision_align.recording.collectives import CollectiveRecorder, CollectiveTap
 from precision_align.recording.companions import Companion
 from precision_align.recording.costs import Costs
+from precision_align.recording.draws import DrawTap
 from precision_align.recording.eagerness import run_eagerly
 from precision_align.recording.environment import has_compiled
 from precision_align.recording.findings import Findings
@@ -23,8 +26,10 @@ from precision_align.recording.operators import OperatorRecorder, OperatorTap
 from precision_align.recording.scaling import ScaleWatcher
 from precision_align.recording.series import Series
 from precision_align.recording.signals import Switch
+from precision_align.recording.starting import Starter
 from precision_align.recording.tape import Tape
 from precision_align.recording.units import listen
+from precision_align.recording.visits import GradientNorms
 
 MODES_LEFT = (
     "a torch mode of the program's own was still open when the session ended: ours could not be removed; it does "
@@ -38,15 +43,17 @@ EAGER = (
 
 
 class Taps:
-    """The torch modes of the operator and function sources. Modes form a stack: they are entered and left in order.
+    """The torch modes of three sources, and of start packs. Modes form a stack: they are entered and left in order.
 
     A script's session begins in the middle of a call, perhaps inside modes of the script's own: there the taps are
     entered before the script starts, and do nothing until a session binds them.
     """
 
-    def __init__(self, sources: frozenset[str]) -> None:
+    def __init__(self, sources: frozenset[str], draws: bool = False) -> None:
         self.operators = OperatorTap() if "operators" in sources else None
         self.functions = FunctionTap() if "functions" in sources else None
+        self.collectives = CollectiveTap() if "collectives" in sources and has_distributed() else None
+        self.draws = DrawTap() if draws else None
         self._entered = False
 
     def enter(self, cleanup: contextlib.ExitStack, note: Callable[[str], None]) -> None:
@@ -54,12 +61,23 @@ class Taps:
         if self._entered:
             return
         self._entered = True
+        if self.draws is not None:  # below the other: a function's record holds what was put in place of its draws
+            self.draws.__enter__()  # type: ignore[no-untyped-call]
+            cleanup.callback(_leave, self.draws, _top_function_mode, note)
         if self.functions is not None:
             self.functions.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.functions, _top_function_mode, note)
         if self.operators is not None:
             self.operators.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.operators, _top_dispatch_mode, note)
+        if self.collectives is not None:
+            self.collectives.__enter__()  # type: ignore[no-untyped-call]
+            cleanup.callback(_leave, self.collectives, _top_dispatch_mode, note)
+
+
+def has_distributed() -> bool:
+    """Whether this torch was built with torch.distributed."""
+    return bool(torch.distributed.is_available())
 
 
 def _top_function_mode() -> Any:
@@ -83,7 +101,8 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 @dataclass(frozen=True)
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
-    records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete.
+    records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
+    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted.
     """
 
     taps: Optional[Taps] = None
@@ -94,6 +113,8 @@ class Setup:
     muted: bool = False
     eager: bool = False
     after: Optional[Callable[[], None]] = None
+    start: Optional[Start] = None
+    norms: bool = False
 
 
 @dataclass
@@ -108,6 +129,8 @@ class Crew:
     opened: Optional[contextlib.ExitStack] = None
     muted: bool = False
     eager: bool = False
+    starter: Optional[Starter] = None
+    norms: Optional[GradientNorms] = None
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """The session opens."""
@@ -170,16 +193,26 @@ def gather_crew(
     ledger: Ledger,
     series: Series,
     setup: Setup,
+    optimizers: Sequence[Any],
 ) -> Crew:
     """The companions of one session."""
-    taps = Taps(tape.plan.sources) if setup.taps is None else setup.taps
+    taps = setup.taps
+    if taps is None:
+        taps = Taps(tape.plan.sources, setup.start is not None)
     findings, scales = Findings(tape), ScaleWatcher(tape)
     functions = FunctionRecorder(tape, calls, ledger, taps.functions, model)
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
         members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
+    if taps.collectives is not None:
+        members.append(CollectiveRecorder(tape, calls, taps.collectives))
     if setup.facts:
         members += [BatchFacts(model, series, tape.clock), Costs(model, series, tape.clock)]
     if setup.forcer is not None:
         members.append(setup.forcer)
-    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted, setup.eager)
+    norms = GradientNorms(series, tape.clock) if setup.norms else None
+    starter = None
+    if setup.start is not None and taps.draws is not None:
+        starter = Starter(setup.start, taps.draws, tape, model, calls, optimizers)
+        members.append(starter)
+    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted, setup.eager, starter, norms)

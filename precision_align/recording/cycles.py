@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from typing import Any, Optional
 
 import torch
 
-from precision_align.recording.optimizers import parameter_groups
+from precision_align.recording.living import find_optimizers
 
 
 class Cycle:
@@ -49,17 +48,3 @@ class Cycle:
     def has_optimizers(self) -> bool:
         """Whether any is to be waited for; without one a backward pass ends a step."""
         return bool(self._look())
-
-
-def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """All living torch optimizers that hold parameters of a model."""
-    mine = {id(parameter) for parameter in model.parameters()}
-    return [
-        thing
-        for thing in gc.get_objects()
-        if issubclass(type(thing), torch.optim.Optimizer) and any(id(held) in mine for held in _list_held(thing))
-    ]
-
-
-def _list_held(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [held for group in parameter_groups(optimizer) for held in group["params"]]

@@ -22,20 +22,18 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.recording.companions import Companion
 from precision_align.recording.copies import Staged
+from precision_align.recording.fitting import Unfit, load_fitting, overwrite
 from precision_align.recording.parameters import Owned, gradient_of, owned_buffers, owned_parameters
 from precision_align.recording.plan import Plan
-from precision_align.recording.shards import describe_shard, is_distributed, local_shard
-from precision_align.recording.staging import untouched
+from precision_align.recording.shards import is_distributed
+from precision_align.recording.shortfalls import Shortfalls
 from precision_align.recording.tape import Place, Tape
-from precision_align.replay.replayability import NotReplayable
-from precision_align.replay.values import load_tensor
 from precision_align.storage.base import Dump
 from precision_align.storage.hashing import digest_words
 from precision_align.storage.opening import open_dump
 
 Numbers = tuple[int, int, str, int]  # step, micro-batch, scope, call
 Fingerprint = tuple[tuple[str, bytes], ...]
-_SHOWN = 5
 
 
 def open_reference(
@@ -126,23 +124,18 @@ class Forcer(Companion):
     def __init__(self, reference: Reference, tape: Tape, model: torch.nn.Module) -> None:
         self._reference, self._tape, self._model = reference, tape, model
         self._used: dict[Numbers, Numbers] = {}
-        self._left: dict[str, Counter[str]] = defaultdict(Counter)
+        self._left = Shortfalls()
         self.forced: Counter[str] = Counter()
 
     def leave(self, reason: str, what: str) -> None:
         """Something could not be forced."""
-        self._left[reason][what] += 1
+        self._left.add(reason, what)
 
     def load(self, record: TensorRecord, like: torch.Tensor, what: str) -> Optional[torch.Tensor]:
         """The reference's tensor on the device and in the dtype of the candidate's, None (listed) where impossible."""
-        if tuple(record.shape) != tuple(like.shape):
-            self.leave(f"its shape is {tuple(record.shape)} in the reference", what)
-            return None
         try:
-            with untouched():
-                found = load_tensor(self._reference.dump, record).to(like.device, like.dtype)
-                return found.clone()  # no view of anything: modules may write into it
-        except NotReplayable as error:
+            return load_fitting(self._reference.dump, record, like)
+        except Unfit as error:
             self.leave(str(error), what)
             return None
 
@@ -233,15 +226,11 @@ class Forcer(Companion):
         if record is None:
             self.leave("the reference has none at this step", what)
             return
-        if record.extra.get("shard") != describe_shard(tensor):
-            self.leave("it is sharded in another way in the reference", what)
-            return
-        local = local_shard(tensor)
-        value = self.load(record, local, what)
-        if value is not None:
-            with untouched():
-                local.data.copy_(value)  # through .data: the step's graph is not to see a new version
+        try:
+            overwrite(self._reference.dump, record, tensor)
             self.forced[f"{role}s"] += 1
+        except Unfit as error:
+            self.leave(str(error), what)
 
     def finish(self) -> None:
         """List what was forced and what was not."""
@@ -250,9 +239,8 @@ class Forcer(Companion):
             + (", ".join(f"{n} {k}" for k, n in self.forced.items()) or "nothing")
             + "; random generators are not: each run draws its own numbers"
         )
-        for reason, places in self._left.items():
-            shown = ", ".join(list(places)[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
-            self._tape.note(f"not forced, {reason}: {sum(places.values())} ({shown})")
+        for text in self._left.texts():
+            self._tape.note(f"not forced, {text}")
 
 
 def _fingerprint(inputs: Mapping[str, Staged]) -> Fingerprint:

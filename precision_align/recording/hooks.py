@@ -30,7 +30,8 @@ def ignore_call(*arguments: Any) -> None:
 
 
 class Hook:
-    """A forward hook that never follows the model into a copy; it returns None except in a forced session.
+    """A forward hook that never follows the model into a copy; it returns None except in a session that is forced or
+    begins from a pack.
 
     Pickle and deepcopy take the hooks of a module along; a closure would make ``torch.save(model)`` fail and a bound
     method would copy the whole session.
@@ -79,7 +80,7 @@ class Hooks:
 
     def __init__(
         self,
-        enter: Callable[[torch.nn.Module, str, Any, Any], None],
+        enter: Callable[[torch.nn.Module, str, Any, Any], Any],
         leave: Callable[[torch.nn.Module, str, Any, Any, Any], Any],
         note: Callable[[str], None],
     ) -> None:

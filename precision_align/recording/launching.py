@@ -35,14 +35,18 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
         options.limits.make_trigger(opened)
         options.limits.make_switch(opened)
         open_reference(options.force, 0, make_plan(options.sources), opened)
+        options.begin.open(0, opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
     run, arguments, folder = _find_program(argv)
     if not options.dry_run:
-        _check_folder(options)
+        _check_folder(options, Path(options.path))
+        if options.begin.save is not None:
+            _check_folder(options, options.begin.save)
     launch = Launch() if launch is None else launch
     launch.started = True
-    launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
+    if options.dry_run:
+        launch.counted = CountingSink(_count_enough(options), options.limits.storage.weights_from)
     with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
         run()
     return launch
@@ -71,12 +75,12 @@ def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], st
     return functools.partial(runpy.run_path, str(script), run_name="__main__"), words, str(script.resolve().parent)
 
 
-def _check_folder(options: LaunchOptions) -> None:
+def _check_folder(options: LaunchOptions, folder: Path) -> None:
     """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
-    own = Path(options.path) / name_rank(find_rank()[0])
+    own = folder / name_rank(find_rank()[0])
     taken = own.is_dir() and any(own.iterdir())
     if taken and not (options.overwrite or options.append):
-        raise UsageError(f"{options.path} already holds a dump: choose another folder, --overwrite or --append")
+        raise UsageError(f"{folder} already holds a dump: choose another folder, --overwrite or --append")
 
 
 @contextmanager

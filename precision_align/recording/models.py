@@ -9,8 +9,7 @@ from typing import Any, Optional
 
 import torch
 
-# Attributes under which wrappers keep their model: alignment drops them from module paths.
-_WRAPPER_PARTS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module")
+from precision_align.core.wrappers import WRAPPER_PARTS
 
 
 class Models(torch.nn.Module):
@@ -34,7 +33,7 @@ class Models(torch.nn.Module):
 
     def add(self, name: str, model: torch.nn.Module) -> str:
         """One more model; returns the scope it has got: the name, with a number where that is taken."""
-        taken = {"self", *_WRAPPER_PARTS} | {
+        taken = {"self", *WRAPPER_PARTS} | {
             scope.partition(".")[0] for scope, _ in self.named_modules(remove_duplicate=False)
         }
         scope = next(found for found in _number(name) if found not in taken)

@@ -75,6 +75,14 @@ class OptimizerRecorder:
         """Number its steps from 0 again."""
         self.num_calls = 0
 
+    def record_start(self) -> None:
+        """Record the state that the next update begins with."""
+        self._record_state(self._owned(), "before")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Class, groups, and the state's scalars, as JSON."""
+        return {"class": self.kind, **self._describe(self._owned())}
+
     def before(self, closure: bool = False) -> None:
         """Record what ``step()`` is about to see; a closure makes the gradients only inside of it."""
         self._begin()

@@ -8,12 +8,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Optional, Union
 
 from precision_align.core.errors import UsageError
+from precision_align.core.ranges import parse_numbers
 from precision_align.core.terms import Tier
 from precision_align.recording.zoomplans import ZoomPlan
 
 SOURCES = ("modules", "gradients", "parameters", "optimizer")
 # Off by default: they see more, cost more, and run the program under a torch mode.
-EXTRA_SOURCES = ("operators", "functions")
+EXTRA_SOURCES = ("operators", "functions", "collectives")
 Steps = Union[str, int, Collection[int], None]
 Payload = Union[str, Tier, Mapping[str, Union[str, Tier]]]
 Select = Union[str, Sequence[str], ZoomPlan, None]
@@ -113,16 +114,7 @@ def parse_steps(steps: Steps) -> Optional[Collection[int]]:
         return frozenset([steps])
     if not isinstance(steps, str):
         return frozenset(int(step) for step in steps)
-    found: set[int] = set()
-    for part in filter(None, (part.strip() for part in steps.split(","))):
-        first, dash, last = part.partition("-")
-        try:
-            found.update(range(int(first), int(last if dash else first) + 1))
-        except ValueError:
-            raise UsageError(
-                f"cannot read the steps {steps!r}: {part!r} is neither a number nor a range like 10-12"
-            ) from None
-    return frozenset(found)
+    return parse_numbers(steps)
 
 
 def format_steps(steps: Collection[int]) -> str:

@@ -68,9 +68,12 @@ class Recorder:
         self._forcer = None if setup is None else setup.forcer
         self._after = None if setup is None else setup.after
         self._calls.forcer = self._forcer
-        self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup())
+        self._crew = gather_crew(
+            tape, model, self._calls, self._ledger, self._series, setup or Setup(), self._given_optimizers
+        )
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
         self._begun: set[int] = set()
+        self._starter = self._crew.starter
 
     @property
     def notes(self) -> Sequence[str]:
@@ -291,32 +294,53 @@ class Recorder:
         clock.recording = False
         self._tape.end_step(clock.step)
 
-    def _enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> None:
+    def _enter(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any) -> Any:
+        """Returns None, or where the session begins from a pack the (args, kwargs) to call the module with."""
         clock = self._tape.clock
         if (
             not self._open
             or not (clock.recording or self._may_begin(scope))
             or torch._C._get_tracing_state() is not None
         ):
-            return
+            return None
+        fed = None
         try:
             frames = self._calls.frames
             if not frames and self._calls.is_outermost(scope):
                 self._begin_forward(scope, module)
+                fed = self._feed(scope, args, kwargs)
+                args, kwargs = fed or (args, kwargs)
                 if scope == "":
                     self._crew.start_batch(args, kwargs)
                 frames = self._calls.frames
+            elif self._starter is not None:
+                self._starter.enter(module, frames[-1].place.scope if frames else scope)
             if clock.recording:
                 self._calls.enter(frames, module, scope, args, kwargs)
         except Exception as error:
             self._tape.excuse(f"the call of {scope!r}", error)
+        return fed
+
+    def _feed(self, scope: str, args: Any, kwargs: Any) -> Optional[tuple[Any, Any]]:
+        if self._starter is None:
+            return None
+        try:
+            return self._starter.feed_call(scope, args, kwargs)
+        except Exception as error:
+            self._tape.excuse(f"the batch of {scope!r}", error)
+            return None
 
     def _leave(self, module: torch.nn.Module, scope: str, args: Any, kwargs: Any, output: Any) -> Any:
         """Returns None, or in a forced session what the module is to return."""
         if not self._open or not self._tape.clock.recording:
             return None
         try:
-            return self._calls.leave(module, output)
+            if self._starter is not None:
+                self._starter.leave(module, scope)
+            forced = self._calls.leave(module, output)
+            if self._starter is not None and not self._calls.open_frames:
+                self._starter.leave_call(output if forced is None else forced)
+            return forced
         except Exception as error:
             self._tape.excuse(f"the outputs of {scope!r}", error)
             return None
@@ -361,6 +385,8 @@ class Recorder:
     def before_step(self, recorder: OptimizerRecorder, closure: bool = False) -> None:
         """A watched optimizer is about to step; with a closure its gradients are made inside of that."""
         self._passes.passed = self._tape.clock.stepping = True
+        if self._crew.norms is not None:
+            self._tape.guard("the gradients' norm", self._crew.norms.before_update, recorder.optimizer)
         if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
             self._tape.guard("an optimizer step", recorder.before, closure)
 

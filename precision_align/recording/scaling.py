@@ -12,6 +12,7 @@ import torch
 
 from precision_align.recording.companions import Companion
 from precision_align.recording.copies import Staged
+from precision_align.recording.living import scaler_classes
 from precision_align.recording.staging import untouched
 from precision_align.recording.tape import Tape
 
@@ -25,19 +26,6 @@ class Unscaled:
     scale: torch.Tensor
 
 
-def _scaler_classes() -> list[type]:
-    """Every class in this process with a ``scale`` of its own."""
-    roots = [getattr(torch.amp, "GradScaler", None), torch.cuda.amp.GradScaler]
-    found: dict[int, type] = {}
-    waiting = [root for root in roots if root is not None]
-    while waiting:
-        kind = waiting.pop()
-        if "scale" in vars(kind):
-            found[id(kind)] = kind
-        waiting += kind.__subclasses__()
-    return list(found.values())
-
-
 class ScaleWatcher(Companion):
     """Remembers what ``GradScaler.scale`` turned into what, until the step ends."""
 
@@ -49,7 +37,7 @@ class ScaleWatcher(Companion):
     def start(self, cleanup: ExitStack) -> None:
         """Wrap ``scale`` on the classes."""
         self._live = True
-        for kind in _scaler_classes():
+        for kind in scaler_classes():
             original = vars(kind)["scale"]
             wrapper = self._wrap(original)
             kind.scale = wrapper  # type: ignore[attr-defined]

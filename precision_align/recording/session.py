@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from precision_align.core.errors import UsageError
+from precision_align.recording.beginning import NO_BEGINNING, Beginning
 from precision_align.recording.crew import Setup, Taps
 from precision_align.recording.eagerness import check_eager
 from precision_align.recording.environment import describe_run, find_last_step
@@ -63,17 +64,21 @@ def capture(
     force: Union[str, PathLike[str], Dump, None] = None,
     certify: bool = False,
     eager: bool = False,
+    save_start: Union[str, PathLike[str], None] = None,
+    start_from: Union[str, PathLike[str], None] = None,
+    checkpoint: Union[str, PathLike[str], None] = None,
 ) -> Recorder:
     """Record what a model computes while inside; use as ``with capture(model, "runs/reference") as recorder:``.
 
     Outputs, gradients and updates are bit-equal with and without it.
 
     ``optimizer``: anything with ``step()``, or a list of them; ``sources``: of "modules", "gradients", "parameters",
-    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators) and "operators"
-    (everything that torch dispatches); ``payload``: how much of each tensor is kept ("fingerprint", "statistics",
-    "sketch", "sample", "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose
-    tensors are recorded (calls are always), or a :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``:
-    which steps, as a collection or like "3,10-12" (all); ``rank``: of this process (found from torch.distributed or
+    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators), "operators"
+    (everything that torch dispatches) and "collectives" (what ranks send each other); ``payload``: how much of each
+    tensor is kept ("fingerprint", "statistics", "sketch", "sample", "full"), or a mapping scope glob -> that, the last
+    match wins; ``select``: scope globs whose tensors are recorded (calls are always), or a
+    :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``: which steps, as a collection or like "3,10-12"
+    (all); ``rank``: of this process (found from torch.distributed or
     the launcher); ``ranks``: which ranks record, as ``steps``; ``path``: the dump's folder, or None with a ``sink`` of
     your own.
 
@@ -86,6 +91,12 @@ def capture(
     call returns the reference's outputs, each output's gradient becomes the reference's, each step starts from its
     parameters; this changes the numbers on purpose, and the dump says so (see ``forcing``). ``eager``: run what
     torch.compile made uncompiled meanwhile, as no hook runs in compiled code; its numbers may differ then.
+
+    ``save_start``: the folder of a start pack to write: parameters, buffers, the state of optimizers, schedulers and
+    gradient scalers at the first recorded step, and of all recorded steps the batches and the random masks;
+    ``checkpoint``: the file that holds the weights: the pack keeps their hashes alone. ``start_from``: such a pack to
+    begin with, on whatever device: state, batches and masks are set from it, steps are numbered on from its own, and
+    what did not match is noted (see ``starting``).
 
     ``storage``: how the dump is written (see :class:`~precision_align.storage.settings.Settings`): memory for tensors
     on their way, how long they may hold up training, disk space to leave free, how many steps to keep, compression.
@@ -114,6 +125,7 @@ def capture(
         force=force,
         eager=eager,
         after=partial(_certify, str(path), model, rank) if certify else None,
+        begin=Beginning.at(save_start, start_from, checkpoint),
     )
 
 
@@ -133,6 +145,8 @@ def start_recorder(
     force: Union[str, PathLike[str], Dump, None] = None,
     eager: bool = False,
     after: Optional[Callable[[], None]] = None,
+    begin: Beginning = NO_BEGINNING,
+    norms: bool = False,
 ) -> Recorder:
     """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
     limits.check()
@@ -143,6 +157,10 @@ def start_recorder(
     info = replace(info, capture={**info.capture, **limits.describe(), **({"eager": True} if eager else {})})
     first = find_last_step(str(path), info.rank) + 1 if append and sink is None else 0
     with ExitStack() as opened:
+        pack = begin.open(info.rank, opened)
+        if pack is not None:
+            first = max(first, pack.step)
+            info = replace(info, capture={**info.capture, "started_from": pack.info.run})
         reference = open_reference(force, info.rank, plan, opened)
         if reference is not None:
             info = replace(info, forced=True, capture={**info.capture, "forced_from": reference.dump.info.run})
@@ -156,7 +174,9 @@ def start_recorder(
         kept = opened.pop_all()  # from here on the session closes them
     if trigger is not None:
         sink = RingSink(sink, trigger, limits.ring, limits.ring_bytes)
-    tape = Tape(sink, plan, info.rank, Clock(first - 1), budget=limits.make_budget(plan))
+    clock = Clock(first - 1)
+    start = None if muted else begin.make(pack, info, clock, limits.storage, overwrite)
+    tape = Tape(sink, plan, info.rank, clock, budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

@@ -17,7 +17,7 @@ import torch
 
 from precision_align.core.dtypes import DTYPES
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
-from precision_align.recording.shards import describe_shard, local_shard
+from precision_align.recording.shards import describe_shard, local_shard, wait_for
 from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
@@ -194,6 +194,7 @@ class Stager:
         return Staged(form, self._slab.array, address)
 
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
+        tensor = wait_for(tensor)
         shard = describe_shard(tensor)
         if shard is not None:
             staged = self._stage_any(local_shard(tensor))

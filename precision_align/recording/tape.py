@@ -226,6 +226,11 @@ class Tape:
         if items:
             self.guard("records", put_all, self.sink, items, nbytes)
 
+    def hand_on(self) -> None:
+        """Give the sink what it has not got yet."""
+        with self._lock:
+            self._hand_on()
+
     def end_step(self, step: int) -> None:
         """Forget copies and make the step durable."""
         with self._lock:
@@ -245,6 +250,11 @@ class Tape:
             told = getattr(self.sink, "notes", ())  # what the sink itself could not do
             self.notes.extend(note for note in told if note not in self.notes)
             self.lost = str(getattr(self.sink, "lost", ""))
+
+    def forget_copies(self) -> None:
+        """Tensors may have changed unseen: no copy is used again."""
+        with self._lock:
+            self._stager.forget()
 
     def release(self) -> None:
         """Steps that are not recorded follow: the memory for copies is not needed for now."""

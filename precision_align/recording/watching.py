@@ -15,6 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precision_align.core.trees import class_name
+from precision_align.recording.beginning import NO_BEGINNING, Beginning
 from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
@@ -25,6 +26,7 @@ from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
 from precision_align.recording.structures import flatten_arguments
+from precision_align.recording.visits import Visit, divide
 from precision_align.storage.counting import CountingSink
 
 
@@ -33,7 +35,8 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``dry_run``: write nothing, and end the script after its first two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``visit``: a budget for all of it; ``dry_run``: write nothing,
+    and end the script after its first two recorded steps (see ``Launch.counted``).
     """
 
     path: str
@@ -48,6 +51,8 @@ class LaunchOptions:
     force: Optional[str] = None
     eager: bool = False
     dry_run: bool = False
+    begin: Beginning = NO_BEGINNING
+    visit: Optional[Visit] = None
 
 
 @dataclass
@@ -77,7 +82,7 @@ class Watch:
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
         self._replacement: Optional[Callable[..., Any]] = None
-        self._taps = Taps(frozenset(options.sources))
+        self._taps = Taps(frozenset(options.sources), options.begin.is_asked_for)
         # id -> module, which keeps the id from being used again
         self._familiar: dict[int, torch.nn.Module] = {}
         self._losses: dict[Optional[tuple[str, str]], str] = {}
@@ -96,7 +101,9 @@ class Watch:
         self._stop_waiting()
         try:
             with warnings.catch_warnings():  # the report at the program's end says it
-                warnings.filterwarnings("ignore", message="the dump holds no tensors", category=RuntimeWarning)
+                warnings.filterwarnings(
+                    "ignore", message="the (dump holds no tensors|start pack:)", category=RuntimeWarning
+                )
                 self._session.__exit__(*error)
         finally:
             self._stack.close()
@@ -139,9 +146,9 @@ class Watch:
             self._join(recorder, self._models, module)
 
     def _begin(self, model: torch.nn.Module) -> None:
-        options = self._options
         self._models = Models(model)
         self._familiarize(model)
+        options = _divide(self._options, self._models)
         recorder = start_recorder(
             self._models,
             self._path,
@@ -154,6 +161,8 @@ class Watch:
             taps=self._taps,
             force=options.force,
             eager=options.eager,
+            begin=options.begin if self._launch.counted is None else NO_BEGINNING,
+            norms=options.visit is not None,
         )
         self._launch.recorder = self._session.enter_context(recorder)
 
@@ -177,7 +186,7 @@ class Watch:
         self._session = ExitStack()
         self._options = replace(self._options, overwrite=True)
         if self._launch.counted is not None:
-            self._launch.counted = CountingSink(self._launch.counted.enough)
+            self._launch.counted = CountingSink(self._launch.counted.enough, self._options.limits.storage.weights_from)
         self._begin(module)
 
     def _familiarize(self, module: torch.nn.Module) -> None:
@@ -200,6 +209,20 @@ class Watch:
     def _holds_parameters(self, optimizer: Any) -> bool:
         mine = {id(parameter) for parameter in self._models.parameters()} if self._models is not None else set()
         return any(id(parameter) in mine for group in parameter_groups(optimizer) for parameter in group["params"])
+
+
+def _divide(options: LaunchOptions, model: torch.nn.Module) -> LaunchOptions:
+    """The options with a visit's budget shared out, now that the model is known; says what fits."""
+    if options.visit is None:
+        return options
+    first = min(make_plan(steps=options.steps).steps or [0])
+    division = divide(model, options.visit.budget_bytes, first)
+    options.visit.tell("\n".join(division.lines()))
+    return replace(
+        options,
+        begin=replace(options.begin, allowance=division.allowance),
+        limits=replace(options.limits, budget_bytes=division.dump_bytes),
+    )
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:

@@ -13,15 +13,9 @@ from typing import Any
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, SchemaTooNew, StorageFull, UsageError
 from precision_align.core.results import Curve, Divergence, Findings
-from precision_align.reporting.serialization import (
-    FORMAT,
-    SCHEMA_VERSION,
-    Malformed,
-    decode_findings,
-    decode_free,
-    encode_findings,
-    encode_free,
-)
+from precision_align.reporting.decoding import Malformed, decode_findings, decode_free
+from precision_align.reporting.serialization import FORMAT, SCHEMA_VERSION, encode_findings, encode_free
+from precision_align.reporting.visibility import encode_detectability
 
 SCHEMA = Path(__file__).parent / "schema" / "report.schema.json"
 _SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv", ".xlsx")
@@ -37,7 +31,8 @@ class Report(Findings):
 
     def __post_init__(self) -> None:
         # one form whoever built it, so that a report equals itself after a trip through JSON
-        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes", "error_maps")}
+        names = ("records", "notes", "roots", "modules", "error_maps")
+        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
         frozen.update({name: decode_free(encode_free(getattr(self, name))) for name in ("reference", "candidate")})
         frozen["curves"] = tuple(_freeze_curve(curve) for curve in self.curves)
         frozen["first"] = None if self.first is None else _freeze_divergence(self.first)
@@ -73,8 +68,8 @@ class Report(Findings):
         return _decode(cls, _read_json(Path(path)), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the schema stands in :mod:`precision_align.reporting.serialization`."""
-        return encode_findings(self)
+        """Plain JSON values; their schema is ``reporting/schema/report.schema.json``."""
+        return _to_plain(self)
 
     def save(self, path: str | os.PathLike[str], *, language: str = "en") -> Path:
         """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv, .xlsx.
@@ -107,9 +102,13 @@ def _freeze_divergence(found: Divergence) -> Divergence:
     return replace(found, explanations=tuple(found.explanations), mapping=mapping)
 
 
+def _to_plain(report: Findings) -> dict[str, Any]:
+    return {**encode_findings(report), "detectability": encode_detectability(report)}
+
+
 def format_json(report: Findings) -> str:
     """JSON with one record and one error map a line: fast to write, and fit for grep and diff. ASCII only."""
-    data = encode_findings(report)
+    data = _to_plain(report)
     long = {name: data.pop(name) for name in ("error_maps", "records")}
     head = json.dumps(data, indent=1, allow_nan=False)[:-2]
     return head + "".join(f',\n "{name}": {_list_lines(items)}' for name, items in long.items()) + "\n}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from operator import attrgetter
@@ -14,15 +14,18 @@ import numpy as np
 
 from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import Statistics, TensorRecord
-from precision_align.core.terms import Tier
+from precision_align.core.terms import Role, Tier
 from precision_align.numerics.batches import Lying, Values, summarize_batch
 from precision_align.numerics.sampling import SAMPLES, sample
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import AnyDraft
+from precision_align.storage.checkpoints import EXTRA, Checkpoint, Reference
 from precision_align.storage.drafts import DeferredDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
+# What may be kept as a reference to a checkpoint.
+_REFERRED = (Role.PARAMETER, Role.BUFFER)
 # Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
 WHOLE_BELOW = {Tier.SKETCH: WHOLE_BELOW_BYTES, Tier.SAMPLE: 8 * SAMPLES}
 
@@ -31,10 +34,11 @@ class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
     ``source``: the record as it came, or the draft that makes it when asked; ``values``: those of the statistics;
-    ``words``: None where no payload is kept; ``sketch``: None where it is not stored; of the tier SAMPLE the sample.
+    ``words``: None where no payload is kept; ``checkpoint``: where it stands instead; ``sketch``: None where it is not
+    stored; of the tier SAMPLE the sample.
     """
 
-    __slots__ = ("digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
+    __slots__ = ("checkpoint", "digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
 
     def __init__(
         self,
@@ -49,6 +53,13 @@ class Entry:
     ) -> None:
         self.source, self.tier, self.digest, self.values = source, tier, digest, values
         self.nbytes, self.reason, self.words, self.sketch = nbytes, reason, words, sketch
+        self.checkpoint: Reference | None = None
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The record's, with the place in a checkpoint."""
+        extra = self.source.extra
+        return extra if self.checkpoint is None else {**extra, EXTRA: self.checkpoint}
 
     @property
     def draft(self) -> TensorRecord:
@@ -65,6 +76,7 @@ class Entry:
             statistics=None if self.values is None else Statistics(*self.values),
             nbytes=self.nbytes,
             reason=self.reason,
+            extra=self.extra,
         )
 
     def without_payload(self, reason: str) -> Entry:
@@ -75,10 +87,12 @@ class Entry:
 class Finisher:
     """Turns drafts into entries; equal payloads are summarized once.
 
-    ``payloads``: False once the disk is full, to keep everything but payloads, with ``reason`` on each record.
+    ``checkpoint``: parameters and buffers that stand in it are referred to; ``payloads``: False once the disk is full,
+    to keep everything but payloads, with ``reason`` on each record.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        self._checkpoint = checkpoint
         self._summaries: dict[tuple[bytes, str], tuple[Values | None, Array | None]] = {}
         self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
         self._samples: dict[tuple[bytes, str], Array] = {}
@@ -119,7 +133,7 @@ class Finisher:
         record = draft.record
         words, trouble = check_words(draft)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
-        values = None if record.statistics is None else _get_values(record.statistics)
+        values = None if record.statistics is None else get_values(record.statistics)
         if words is None:
             tier = Tier.STATISTICS if values else Tier.FINGERPRINT
             return Entry(record, tier, given, values, record.nbytes, record.reason or trouble)
@@ -127,7 +141,8 @@ class Finisher:
         digest = given or self._digest(draft.words, words)
         found, table = self._summarize(digest, words, dtype_of(record.dtype), tier)
         kept = words if tier is Tier.FULL else None
-        return Entry(record, tier, digest, values or found, words.nbytes, record.reason or reason, kept, table)
+        entry = Entry(record, tier, digest, values or found, words.nbytes, record.reason or reason, kept, table)
+        return self._refer(entry, record.key.role, record.dtype, record.shape)
 
     def _finish_copy(self, draft: DeferredDraft) -> Entry:
         """A copy that is known to be in order; its record is not needed."""
@@ -140,7 +155,16 @@ class Finisher:
         digest = self._digest(copy, words)
         values, table = self._summarize(digest, words, dtype_of(form.dtype), tier)
         kept = words if tier is Tier.FULL else None
-        return Entry(draft, tier, digest, values, form.nbytes, draft.reason or reason, kept, table)
+        entry = Entry(draft, tier, digest, values, form.nbytes, draft.reason or reason, kept, table)
+        return self._refer(entry, draft.slot.role, form.dtype, form.shape)
+
+    def _refer(self, entry: Entry, role: Role, dtype: str, shape: tuple[int, ...]) -> Entry:
+        """Without its payload where that stands in the checkpoint."""
+        if self._checkpoint is not None and entry.words is not None and role in _REFERRED:
+            entry.checkpoint = self._checkpoint.find(entry.digest, dtype, shape)
+            if entry.checkpoint is not None:
+                entry.words = None
+        return entry
 
     def _known_digest(self, holder: Any) -> bytes:
         known = self._digests.get(id(holder))
@@ -177,7 +201,7 @@ class Finisher:
         # Of a full payload the reader computes the sketch when it is asked for.
         missing = table is None and tier is Tier.SKETCH
         if values is None or missing:
-            values = values or _get_values(summarize(words, dtype))
+            values = values or get_values(summarize(words, dtype))
             table = sketch(words, dtype) if missing else table
             self._summaries[digest, dtype.name] = (values, table)
         if tier is Tier.SAMPLE:
@@ -185,7 +209,8 @@ class Finisher:
         return values, table if tier is Tier.SKETCH else None
 
 
-_get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
+# The columns of a tensor's statistics.
+get_values: Callable[[Statistics], Values] = attrgetter(*(field.name for field in fields(Statistics)))
 
 
 def locate(draft: AnyDraft) -> Lying | None:

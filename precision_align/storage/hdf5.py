@@ -33,6 +33,7 @@ import h5py  # noqa: F401 (it must be loaded before us: what ends a process runs
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.checkpoints import Checkpoint
 from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
@@ -101,7 +102,8 @@ class Hdf5Sink:
         self._sequence = self._first_sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
-        self._finisher, self._encoder = Finisher(), Encoder()
+        checkpoint = None if settings.weights_from is None else Checkpoint(settings.weights_from)
+        self._finisher, self._encoder = Finisher(checkpoint), Encoder()
         self._part: Part | None = None
         self._points: list[_Value] = []
         self._ring = Ring(start.folder, settings.keep)

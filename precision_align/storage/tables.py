@@ -47,9 +47,10 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     key: Union[DeferredDraft, Key]
     form: Union[Form, TensorRecord]
     if isinstance(source, DeferredDraft):
-        key, form, extra, rank = source, source.copy.form, source.extra, source.slot.rank
+        key, form, rank = source, source.copy.form, source.slot.rank
     else:
-        key, form, extra, rank = source.key, source, source.extra, source.key.rank
+        key, form, rank = source.key, source, source.key.rank
+    extra = entry.extra
     code, word = _describe_dtype(form.dtype)
     shape, stride = form.shape, form.stride
     wide = len(shape) > layout.MAX_DIMS or len(stride) != len(shape)

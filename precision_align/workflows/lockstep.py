@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import Any
 
 from precision_align.comparison.engine import Engine
+from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingCaptured, UsageError
 from precision_align.divergence.locating import find_divergence
 from precision_align.reporting.report import Report
+from precision_align.storage.base import Dump
 from precision_align.storage.memory import MemorySink
-from precision_align.workflows.comparing import finish
+from precision_align.workflows.comparing import add_note, finish, leave_out_empty
 
 Step = Callable[[Any, Any], Any]
 
@@ -39,14 +41,31 @@ def lockstep(
 
     Nothing is written to disk. Raises UsageError for wrong arguments; what the modules raise passes through.
     """
+    sides = record_sides(
+        reference, candidate, inputs, candidate_inputs=candidate_inputs, step=step, optimizers=optimizers, steps=steps
+    )
+    return judge_sides(sides, reference, rules=rules, library=library)
+
+
+def record_sides(
+    reference: Any,
+    candidate: Any,
+    inputs: Any,
+    *,
+    candidate_inputs: Any = None,
+    step: Step | None = None,
+    optimizers: tuple[Any, Any] | None = None,
+    steps: int | None = None,
+) -> tuple[Dump, Dump]:
+    """Run both, with the same random numbers, and record them in memory; arguments as :func:`lockstep` takes them."""
     _check(reference, candidate, optimizers)
     run = step or call_module
     count = steps if steps is not None else (2 if optimizers is not None else 1)
-    theirs, ours = optimizers if optimizers is not None else (None, None)
+    updates = optimizers if optimizers is not None else (None, None)
     fed = copy_inputs(inputs) if candidate_inputs is None else candidate_inputs
     dumps = []
     with same_randomness() as rewind:
-        for module, batch, optimizer in ((reference, inputs, theirs), (candidate, fed, ours)):
+        for module, batch, optimizer in ((reference, inputs, updates[0]), (candidate, fed, updates[1])):
             rewind()
             sink = MemorySink()
             capture = import_module("precision_align.recording.session").capture
@@ -57,9 +76,15 @@ def lockstep(
                     with recorder.step():
                         run(module, batch)
             dumps.append(sink.dump())
-    known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
-    findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
-    return finish(findings, dumps[0], dumps[1], library)
+    return dumps[0], dumps[1]
+
+
+def judge_sides(sides: tuple[Dump, Dump], reference: Any, *, rules: Any = None, library: Any = None) -> Report:
+    """The report on two recorded sides; ``reference``: the module that the first is of."""
+    known = rules if rules is None or isinstance(rules, Rules) else load_rules(rules)
+    theirs, lacking = leave_out_empty(sides[0], reference)
+    findings = find_divergence(Engine(theirs, sides[1], replay=reference, rules=known), known)
+    return finish(add_note(findings, lacking), theirs, sides[1], library)
 
 
 def copy_inputs(inputs: Any) -> Any:

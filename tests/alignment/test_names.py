@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precision_align.alignment.names import WRAPPER_PARTS, align_names, strip_wrappers
+from precision_align.alignment.names import align_names
+from precision_align.core.wrappers import WRAPPER_PARTS, strip_wrappers
 
 
 @pytest.mark.parametrize("part", sorted(WRAPPER_PARTS))

@@ -13,7 +13,7 @@ from torch import nn
 
 import precision_align as pa
 from precision_align.core.results import Findings
-from precision_align.core.terms import Site, Verdict
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
 from precision_align.divergence.locating import MAPPED
 from precision_align.recording.session import capture
 from precision_align.reporting.report import SCHEMA, Report, format_json
@@ -135,6 +135,21 @@ def test_damage_does_not_fit(patched):
         target = broken[part] if part == "first" else broken[part][0]
         target["surprise"] = 1
         assert not VALIDATOR.is_valid(broken), part
+
+
+def test_words_of_the_schema_are_those_of_the_code():
+    fields = VALIDATOR.schema["$defs"]
+    assert set(VALIDATOR.schema["properties"]["verdict"]["enum"]) == set(Verdict)
+    for shape, name, term in (
+        ("divergence", "kind", Kind),
+        ("divergence", "site", Site),
+        ("record", "status", Status),
+        ("record", "role", Role),
+        ("module_pair", "way", Way),
+    ):
+        assert set(fields[shape]["properties"][name]["enum"]) == set(term)
+    assert set(fields["status"]["enum"]) == set(Status)
+    assert set(fields["phase"]["enum"]) == set(Phase)
 
 
 def test_every_field_of_the_schema_is_described():

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from precision_align.alignment.names import strip_wrappers
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound
 from precision_align.core.keys import Key
 from precision_align.core.terms import Role, Source, Tier
+from precision_align.core.wrappers import strip_wrappers
 from precision_align.storage.base import Dump
 from precision_align.storage.foreign.arrays import list_safetensors
 from precision_align.storage.foreign.items import Tensor, Unreadable

@@ -87,23 +87,18 @@ function makePlot(holder, curve) {
   return new uPlot(options, [steps, ...values], holder);
 }
 
+function keepPlot(plot) {
+  plots.push(plot);
+  plot.ctx.canvas.setAttribute("role", "img");
+  plot.ctx.canvas.setAttribute("aria-label", plot.root.closest("figure")?.querySelector("figcaption")?.innerText ?? "");
+  return plot;
+}
+
 function drawCurves() {
   while (plots.length) plots.pop().destroy();
   for (const holder of document.querySelectorAll(".curve")) {
     if (!holder.clientWidth) continue; // in the language that is not shown
     const curve = data.curves[Number(holder.dataset.curve)];
-    if (curve.reference.length || curve.candidate.length) plots.push(makePlot(holder, curve));
+    if (curve.reference.length || curve.candidate.length) keepPlot(makePlot(holder, curve));
   }
-}
-
-function drawFigures() {
-  drawCurves();
-  drawLayers();
-  drawSteps();
-  for (const plot of plots) {
-    const words = plot.root.closest("figure")?.querySelector("figcaption").innerText ?? "";
-    plot.ctx.canvas.setAttribute("role", "img");
-    plot.ctx.canvas.setAttribute("aria-label", words);
-  }
-  drawErrors();
 }

@@ -35,9 +35,7 @@ function makeLogPlot(holder, columns, series, label, mark = () => {}) {
     series: [label, ...lines],
     hooks: { draw: [mark] },
   };
-  const plot = new uPlot(options, columns, holder);
-  plots.push(plot);
-  return plot;
+  return keepPlot(new uPlot(options, columns, holder));
 }
 
 function present(columns, series) {

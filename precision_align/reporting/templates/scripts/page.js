@@ -15,6 +15,13 @@ function drawAll() {
   drawWalk();
 }
 
+function drawFigures() {
+  drawCurves();
+  drawLayers();
+  drawSteps();
+  drawErrors();
+}
+
 function clearFilters() {
   const { selected, sort, down } = state;
   state = { ...initial(), selected, sort, down };

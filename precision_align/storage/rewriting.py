@@ -1,0 +1,170 @@
+"""A dump written again with less in it: of some modules, steps and ranks only, or without data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Protocol
+
+from precision_align.core.errors import DumpForeign, StorageFull
+from precision_align.core.keys import Key
+from precision_align.core.records import Call, Point, RunInfo
+from precision_align.storage import layout
+from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.entries import Entry, get_values
+from precision_align.storage.folderdumps import FolderDump
+from precision_align.storage.folders import list_parts
+from precision_align.storage.opening import open_own
+from precision_align.storage.parts import Part
+from precision_align.storage.runs import Run, write_run
+from precision_align.storage.series import SeriesFile
+from precision_align.storage.settings import DEFAULT_SETTINGS
+from precision_align.storage.tables import encode_info
+
+# What a record takes beside its payload: its row, its key and its texts.
+ROW_BYTES = 600
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a dump is wanted; None for all. ``scopes``: globs of module names."""
+
+    scopes: tuple[str, ...] | None = None
+    steps: Collection[int] | None = None
+    ranks: Collection[int] | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.scopes is None and self.steps is None and self.ranks is None
+
+    def wants(self, key: Key) -> bool:
+        """Whether a tensor is wanted."""
+        named = self.scopes is None or any(fnmatchcase(key.scope, glob) for glob in self.scopes)
+        return named and self.wants_step(key.step)
+
+    def wants_step(self, step: int) -> bool:
+        """Whether a step is wanted."""
+        return self.steps is None or step in self.steps
+
+    def wants_rank(self, rank: int) -> bool:
+        """Whether a rank is wanted."""
+        return self.ranks is None or rank in self.ranks
+
+
+ALL = Selection()
+
+
+class Redaction(Protocol):
+    """Takes out of each thing what must not leave."""
+
+    def entry(self, entry: Entry) -> Entry:
+        """Of a tensor."""
+
+    def call(self, call: Call) -> Call:
+        """Of a call."""
+
+    def points(self, points: Iterable[Point]) -> list[Point]:
+        """Of the series."""
+
+    def info(self, info: RunInfo) -> RunInfo:
+        """Of the run."""
+
+
+def list_ranks(folder: Path) -> list[Path]:
+    """The rank folders of a dump, by rank. Raises DumpForeign where there are none."""
+    names = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = [path for path in names if layout.RANK_FOLDER.fullmatch(path.name) and path.is_dir()]
+    if not found:
+        raise DumpForeign(f"{folder} holds no dump of this package: name the folder that `capture` wrote")
+    return found
+
+
+def rewrite_dump(source: Path, target: Path, selection: Selection, redaction: Redaction | None = None) -> None:
+    """Write what is wanted of a dump into a new folder, equal bytes of equal input. Raises DumpError, StorageFull."""
+    for folder in list_ranks(source):
+        rank = int(folder.name[4:])
+        if selection.wants_rank(rank):
+            with open_own(folder) as dump:
+                own = target / folder.name
+                own.mkdir(parents=True)
+                try:
+                    _rewrite_rank(dump, own, selection, redaction)
+                except OSError as error:
+                    if is_disk_full(error):
+                        raise StorageFull(f"no room in {target}: free some, or choose another folder") from error
+                    raise
+
+
+def _rewrite_rank(dump: FolderDump, folder: Path, selection: Selection, redaction: Redaction | None) -> None:
+    info = dump.info if redaction is None else redaction.info(dump.info)
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for call in dump.calls:
+        calls[call.step].append(call if redaction is None else redaction.call(call))
+    places: dict[int, list[int]] = defaultdict(list)
+    for position, record in enumerate(dump.records):
+        if selection.wants(record.key):
+            places[record.key.step].append(position)
+    lost: list[str] = []
+    for step in sorted({*calls, *places}):
+        if selection.wants_step(step):
+            _write_step(dump, folder, places[step], calls[step], redaction, encode_info(info), lost)
+    series = SeriesFile(folder, lost.append)
+    points = [point for point in dump.series if selection.wants_step(point.step)]
+    for point in points if redaction is None else redaction.points(points):
+        series.append(point)
+    series.close()
+    write_run(folder, Run(info, closed=True, parts=len(list_parts(folder))))
+
+
+def _write_step(
+    dump: FolderDump,
+    folder: Path,
+    places: list[int],
+    calls: list[Call],
+    redaction: Redaction | None,
+    info: str,
+    lost: list[str],
+) -> None:
+    part = Part(folder, len(list_parts(folder)), lost.append)
+    for position in places:
+        entry = _read_entry(dump, position)
+        part.add(entry if redaction is None else redaction.entry(entry))
+        if part.is_full:
+            part.finish(info)
+            part = Part(folder, len(list_parts(folder)), lost.append, DEFAULT_SETTINGS)
+    for call in calls:
+        part.add_call(call)
+    part.finish(info)
+
+
+def _read_entry(dump: FolderDump, position: int) -> Entry:
+    record = dump.records[position]
+    sketch = dump.stored_sketch(position)
+    return Entry(
+        record,
+        record.tier,
+        record.digest,
+        None if record.statistics is None else get_values(record.statistics),
+        record.nbytes,
+        record.reason,
+        dump.stored_words(position),
+        dump.stored_sample(position) if sketch is None else sketch,
+    )
+
+
+def measure(source: Path, selection: Selection, *, payloads: bool) -> int:
+    """About how many bytes :func:`rewrite_dump` will write. Raises DumpError."""
+    total = 0
+    for folder in list_ranks(source):
+        if not selection.wants_rank(int(folder.name[4:])):
+            continue
+        with open_own(folder) as dump:
+            wanted = [record for record in dump.records if selection.wants(record.key)]
+            total += ROW_BYTES * (len(wanted) + len(dump.calls))
+            stored = {record.digest: record.nbytes for record in wanted if record.tier == layout.TIERS[-1]}
+            total += sum(stored.values()) if payloads else 0
+    return total
