@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precision_align.core.errors import Unavailable, UsageError
-from precision_align.core.terms import Status
+from precision_align.core.terms import Kind, Status
 from precision_align.reporting import sheets
 from precision_align.reporting.junit import render_junit
 from precision_align.reporting.languages import say
@@ -49,6 +49,16 @@ def test_junit_missing_records_fail(findings: ModuleType) -> None:
     records = [findings.make_record("a", Status.MISSING), findings.make_record("a", Status.PASS, 1)]
     suite = ElementTree.fromstring(render_junit(findings.make_diverged(records=records)))[0]
     assert suite.find("testcase[@name='a']/failure") is not None
+
+
+def test_junit_fails_at_an_undeclared_mode_and_not_at_a_declared_one(findings: ModuleType) -> None:
+    records = [findings.make_record(name, Status.MODE, order) for order, name in enumerate(("undeclared", "declared"))]
+    found = findings.make_divergence("undeclared", kind=Kind.MODE, key=records[0].key)
+    suite = ElementTree.fromstring(
+        render_junit(findings.make_diverged(records=records, first=found, frontier=[found]))
+    )[0]
+    failed = [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
+    assert failed == ["verdict", "undeclared"]
 
 
 @given(st.text())
