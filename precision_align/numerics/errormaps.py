@@ -30,11 +30,11 @@ def map_errors(key: str, against: str, actual: Array, expected: Array) -> ErrorM
     axes = _choose_axes(shape)
     places = _Places(shape, axes)
     extent = _Extent()
-    for start, ours, theirs, error in _walk(*sides):
-        places.see(start, error)
+    for window, ours, theirs, error in _walk(*sides, axes):
+        places.see(window, error)
         extent.see(ours, theirs, error)
     spread = _Spread(extent)
-    for _, ours, theirs, error in _walk(*sides):
+    for _, ours, theirs, error in _walk(*sides, axes):
         spread.see(ours, theirs, error)
     return ErrorMap(
         key=key,
@@ -62,17 +62,31 @@ def _choose_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return last - 1, last
 
 
-def _walk(actual: Array, expected: Array) -> Iterator[tuple[int, Array, Array, Array]]:
-    """(first row, actual, expected, |actual - expected|) of so many rows of the first dimension at a time."""
-    rows = max(1, _STEP // math.prod(actual.shape[1:]))
-    for start in range(0, len(actual), rows):
-        ours, theirs = (_to_float64(side[start : start + rows]) for side in (actual, expected))
+def _walk(
+    actual: Array, expected: Array, axes: Sequence[int]
+) -> Iterator[tuple[tuple[slice, slice], Array, Array, Array]]:
+    """(window, actual, expected, |actual - expected|) of a part of the first two dimensions at a time.
+
+    Columns of cells are never cut.
+    """
+    size, inner = math.prod(actual.shape[1:]), math.prod(actual.shape[2:])
+    is_cut = actual.ndim > 2 and axes[1] != 1 and size > _STEP
+    across = max(1, _STEP // inner) if is_cut else actual.shape[1] if actual.ndim > 1 else 1
+    for window in _cut(actual.shape, max(1, _STEP // size), across):
+        place = window[: actual.ndim]
+        ours, theirs = (_to_float64(side[place]) for side in (actual, expected))
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.abs(ours - theirs)
         # an infinity less itself is NaN, and so is NaN less NaN; what overflows is as bad as what is not finite
         error[np.isnan(error)] = np.inf
         error[(ours == theirs) | (np.isnan(ours) & np.isnan(theirs))] = 0.0
-        yield start, _take_modulus(ours), _take_modulus(theirs), error
+        yield window, _take_modulus(ours), _take_modulus(theirs), error
+
+
+def _cut(shape: Sequence[int], down: int, across: int) -> Iterator[tuple[slice, slice]]:
+    for top in range(0, shape[0], down):
+        for left in range(0, shape[1] if len(shape) > 1 else 1, across):
+            yield slice(top, top + down), slice(left, left + across)
 
 
 def _to_float64(values: Array) -> Array:
@@ -100,17 +114,17 @@ class _Places:
         self._profiles = [np.zeros(size) for size in shape]
         self._cells = np.zeros((shape[axes[0]], min(shape[axes[1]], BINS))) if axes else np.zeros((0, 0))
 
-    def see(self, start: int, error: Array) -> None:
-        """Some rows of the first dimension."""
-        rows = slice(start, start + len(error))
+    def see(self, window: tuple[slice, slice], error: Array) -> None:
+        """A part of the first two dimensions."""
         for axis, profile in enumerate(self._profiles):
             part = error.max(axis=tuple(other for other in range(error.ndim) if other != axis))
-            target = profile[rows] if axis == 0 else profile
+            target = profile[window[axis]] if axis < len(window) else profile
             np.maximum(target, part, out=target)
         if self._axes:
             others = tuple(axis for axis in range(error.ndim) if axis not in self._axes)
             part = _fold(error.max(axis=others) if others else error, 1)
-            target = self._cells[rows] if self._axes[0] == 0 else self._cells
+            rows = self._axes[0]
+            target = self._cells[window[rows]] if rows < len(window) else self._cells
             np.maximum(target, part, out=target)
 
     @property

@@ -18,7 +18,8 @@ def render_junit(report: Findings) -> str:
     """The report as one test suite.
 
     A test case is a module in one phase; it fails where one of its records failed, is missing or is a place of the
-    frontier, is skipped where nothing of it was judged, and passes otherwise. The case "verdict" fails unless the runs are aligned.
+    frontier, is skipped where nothing of it was judged, and passes otherwise. The case "verdict" fails unless the runs
+    are aligned.
     """
     groups = _group(report.records)
     suite = ElementTree.Element("testsuite", name=SUITE)

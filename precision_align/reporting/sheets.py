@@ -65,11 +65,11 @@ def render_xlsx(report: Findings) -> bytes:
 
 
 def _make_cell(sheet: object, value: object) -> object:
-    """What openpyxl is to write: NaN and Inf by name, and as text what it would take for a formula or an error code."""
+    """What openpyxl is to write: NaN and Inf by name, and as text what it would take for a formula or an error."""
     if isinstance(value, float) and not math.isfinite(value):
         return format_number(value)
     if not (isinstance(value, str) and value.startswith(("=", "#"))):
-        return value
+        return None if value == "" else value
     from openpyxl.cell import WriteOnlyCell
 
     cell = WriteOnlyCell(sheet, value=value)

@@ -30,11 +30,10 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def quote(text: object) -> str:
     """Text from outside on one line, with control characters, bidi overrides and lone surrogates made visible."""
-    return "".join(character if _is_harmless(character) else _escape(character) for character in str(text))
-
-
-def _is_harmless(character: str) -> bool:
-    return character.isprintable() and character not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    words = str(text)
+    if words.isprintable():  # bidi overrides are not
+        return words
+    return "".join(character if character.isprintable() else _escape(character) for character in words)
 
 
 def _escape(character: str) -> str:
