@@ -201,19 +201,22 @@ class Engine:
         """The candidate's and the reference's numbers of a judged record, or None where one is not stored."""
         return self._raw.read_pair(row_key)
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
-        """A judged result once more, or None where there is no replay of it."""
+    def recompute(self, row_key: str, scope: str, phase: Phase, alternatives: bool = True) -> Recomputed | None:
+        """A judged result once more, with or without other forms of it; None where there is no replay of it."""
         for node in self._candidate.nodes:
             if node.scope != scope:
                 continue
             for child, holder in [(-1, node), *enumerate(node.children)]:
                 for record in holder.tensors.values():
                     if str(record.key) == row_key:
-                        return self._recompute(node, child, record, phase)
+                        return self._recompute(node, child, record, phase, alternatives)
         return None
 
-    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
-        found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
+    def _recompute(
+        self, node: Node, child: int, record: TensorRecord, phase: Phase, alternatives: bool
+    ) -> Recomputed | None:
+        place = node, child, record.key.path, phase == Phase.BACKWARD
+        found = self._replay.compute(*place)
         if found is None:
             return None
         try:
@@ -221,7 +224,7 @@ class Engine:
         except KeyError:
             return None
         actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-        others = self._replay.compute_alternatives(node, child, record.key.path, phase == Phase.BACKWARD)
+        others = self._replay.compute_alternatives(*place) if alternatives else []
         return Recomputed(record, actual, found[0], others)
 
     def _note_flags(self) -> list[str]:

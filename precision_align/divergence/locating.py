@@ -46,7 +46,7 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
         return replace(findings, frontier=frontier)
     first, maps = frontier[0], []
     for place, found in enumerate(frontier[: 1 if engine.is_out_of_time else MAPPED]):
-        again = engine.recompute(found.key, found.scope, found.phase)
+        again = engine.recompute(found.key, found.scope, found.phase, alternatives=place == 0)
         if place == 0 and again is not None:
             first = explain_first(engine, first, again)
         maps.append(map_place(engine, found, again))
