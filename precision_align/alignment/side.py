@@ -42,7 +42,11 @@ class Node:
 
     def select(self, phase: Phase, role: Role) -> dict[str, TensorRecord]:
         """Path -> record of one phase and role, in recorded order."""
-        return {place[2]: record for place, record in self.tensors.items() if place[:2] == (phase, role)}
+        return {
+            path: record
+            for (own_phase, own_role, path), record in self.tensors.items()
+            if own_phase == phase and own_role == role
+        }
 
     @property
     def inputs(self) -> dict[str, TensorRecord]:

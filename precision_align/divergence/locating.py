@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precision_align.comparison.boundaries import EVIDENCE
-from precision_align.comparison.engine import Comparison, Engine, Recomputed
+from precision_align.comparison.engine import Comparison, Engine
 from precision_align.comparison.raw import SIZES
+from precision_align.comparison.recomputing import Recomputed
 from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.walking import Progress
@@ -44,19 +45,15 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
         return replace(findings, frontier=frontier)
-    first, maps = frontier[0], []
-    for place, found in enumerate(frontier[: 1 if engine.is_out_of_time else MAPPED]):
-        again = engine.recompute(found.key, found.scope, found.phase, alternatives=place == 0)
-        if place == 0 and again is not None:
-            first = explain_first(engine, first, again)
-        maps.append(map_place(engine, found, again))
+    first, notes, again = frontier[0], findings.notes, None
+    try:
+        again = engine.recomputer.recompute(first)
+        first = first if again is None else explain_first(engine, first, again)
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    maps = map_places(engine, frontier, again)
     first = engine.operations.name(first)
-    return replace(
-        findings,
-        first=first,
-        frontier=[first, *frontier[1:]],
-        error_maps=[found for found in maps if found is not None],
-    )
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes, error_maps=maps)
 
 
 def _name_own(engine: Engine, found: Divergence) -> Divergence:
@@ -106,14 +103,23 @@ def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[st
 
 def explain_first(engine: Engine, first: Divergence, again: Recomputed) -> Divergence:
     """The first divergence with ranked guesses at its cause."""
-    explanations = explain(again.actual, again.golden, again.record.dtype, again.alternatives)
+    explanations = explain(again.actual, again.golden, again.record.dtype, again.alternatives, again.given)
     parts = explain_part(again.actual, again.golden, engine.list_parts(first.scope))
     return replace(first, explanations=[*parts, *explanations])
 
 
-def map_place(engine: Engine, found: Divergence, again: Recomputed | None) -> ErrorMap | None:
-    """Where the error of a divergence lies: against its float64 replay, else against the reference's run."""
-    if again is not None:
+def map_places(engine: Engine, frontier: Sequence[Divergence], again: Recomputed | None) -> list[ErrorMap]:
+    """Where the errors of the first places lie, of those whose values are stored; ``again``: the first one's replay."""
+    maps = []
+    for place, found in enumerate(frontier[: 1 if engine.is_out_of_time else MAPPED]):
+        known = again if place == 0 else engine.recomputer.recompute(found, variants=False)
+        maps.append(_map_place(engine, found, known))
+    return [found for found in maps if found is not None]
+
+
+def _map_place(engine: Engine, found: Divergence, again: Recomputed | None) -> ErrorMap | None:
+    """Against what it should be, else against the reference's run."""
+    if again is not None and found.site != Site.PARAMETERS:
         return map_errors(found.key, "golden", again.actual, again.golden)
     try:
         pair = engine.read_pair(found.key)
