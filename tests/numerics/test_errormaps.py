@@ -28,11 +28,11 @@ def largest(error: np.ndarray, axis: int, bin_: int) -> float:
     return float(part.max())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
-    shape=st.lists(st.sampled_from([1, 2, 3, 5, 64, 65, 200]), min_size=0, max_size=3),
+    shape=st.lists(st.sampled_from([1, 2, 3, 5, 64, 65, 150]), min_size=0, max_size=3),
     seed=st.integers(0, 99),
-    step=st.sampled_from([1, 300, 1 << 20]),
+    step=st.sampled_from([300, 9000, 1 << 20]),
 )
 def test_bins_hold_the_largest_error_and_every_element(shape: list[int], seed: int, step: int) -> None:
     random = np.random.default_rng(seed)
