@@ -10,6 +10,8 @@ from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict,
 
 # In the note of a record that a time budget left unjudged.
 OUT_OF_TIME = "not judged: the time budget was used up"
+# Before a test's name: the metric that says how small an error that test would have seen.
+DETECTABLE = "detectable_"
 
 
 @dataclass(frozen=True)
