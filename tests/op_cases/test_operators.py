@@ -1,8 +1,8 @@
 """Every operator of the library: golden function, cases, replacements and wrong variants hold together.
 
 One test an operator does all of it, so that what a case is judged by is computed once. Of a case's dtypes one is taken,
-in turn, of a third of the operators; all: PRECISION_ALIGN_FULL=1, or ``precision-align case run``, ``precision-align case run --device simulated:none`` and
-``precision-align case prove``.
+in turn, and of the operators a third; PRECISION_ALIGN_FULL=1 takes all operators, and ``precision-align case run``,
+``precision-align case run --device simulated:none`` and ``precision-align case prove`` all dtypes.
 """
 
 from __future__ import annotations
