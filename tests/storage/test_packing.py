@@ -20,6 +20,8 @@ from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.storage.base import Draft
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
+from precision_align.storage.redaction import Redactor
+from precision_align.storage.runs import read_run, write_run
 from precision_align.storage.volumes import read_manifest, read_volumes, write_volumes
 
 pytestmark = pytest.mark.live
@@ -112,6 +114,42 @@ def test_unpacking_names_what_is_wrong_and_goes_on(tmp_path: Path) -> None:
     assert list_files(target) == {name: path.read_bytes() for name, path in files}
     with pytest.raises(UsageError, match="not empty"):
         read_volumes(carried, target)
+
+
+def test_what_an_interrupted_pack_left_does_not_leave_with_the_next_one(tmp_path: Path) -> None:
+    volumes = tmp_path / "volumes"
+    volumes.mkdir()
+    for name in ("volume00003.pav", "volume00002.pav.tmp", "volume00009.pav.tmp"):
+        (volumes / name).write_bytes(b"secret")
+    write_volumes(make_files(tmp_path / "source", 100, 100), volumes, 100)
+    assert sorted(path.name for path in volumes.iterdir()) == ["manifest.json", "volume00001.pav", "volume00002.pav"]
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_unpacking_that_was_stopped_at_its_very_end_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    files = make_files(tmp_path / "source", 100, 0)
+    volumes, target = tmp_path / "volumes", tmp_path / "target"
+    write_volumes(files, volumes, 100)
+    real, left = Path.replace, [moved]
+
+    def stop(self: Path, place: Path) -> Path:
+        if place.parent == target:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        return real(self, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stop)
+        patch.setattr("shutil.rmtree", lambda place: stop(place, target / "removed"))
+        with pytest.raises(KeyboardInterrupt):
+            read_volumes(volumes, target)
+    for path in volumes.glob("*.pav"):  # what was taken need not stay
+        path.unlink()
+    read_volumes(volumes, target)
+    assert list_files(target) == {name: path.read_bytes() for name, path in files}
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../b", ".unpacking/x"])
@@ -337,6 +375,13 @@ def test_names_stay_only_where_asked(planted: Path, tmp_path: Path) -> None:
     assert "word scope" in found
 
 
+def test_long_numbers_are_keys_and_do_not_leave() -> None:
+    redactor = Redactor(b"0" * 32)
+    assert redactor.path("args.0.999") == "args.0.999"
+    assert "7712" not in redactor.path("args.0.7712")
+    assert "7712" not in redactor.scope("experts.7712")
+
+
 def make_plain(folder: Path) -> Path:
     sink = Hdf5Sink(folder, RunInfo("run", "now", 0, 1, "cpu", capture={"sources": ["modules"]}))
     generator = np.random.default_rng(0)
@@ -378,6 +423,41 @@ def test_a_selection_holds_what_was_selected_and_all_of_it(tmp_path: Path, capsy
     assert "a note" in after.notes
 
 
+@pytest.mark.parametrize("words", [["--select", "tail*"], ["--no-data"]])
+def test_that_a_run_did_not_end_is_said_and_goes_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    dump = make_plain(tmp_path / "dump")
+    run = read_run(dump / "rank00000")
+    assert run is not None
+    write_run(dump / "rank00000", replace(run, closed=False))
+    assert main(["pack", str(dump), "-o", str(tmp_path / "volumes"), *words]) == 0
+    assert "note: " in (said := capsys.readouterr().err)
+    assert "the capture was not closed" in said
+    assert main(["unpack", str(tmp_path / "volumes"), "-o", str(tmp_path / "target")]) == 0
+    assert any("the capture was not closed" in note for note in open_dump(tmp_path / "target").notes)
+
+
+def test_a_dump_recorded_again_is_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, volumes = make_plain(tmp_path / "dump"), tmp_path / "volumes"
+    command = ["pack", str(dump), "-o", str(volumes), "--steps", "1"]
+
+    def stop(*_: object) -> None:
+        raise OSError(5, "the medium is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("precision_align.storage.packing.write_volumes", stop)
+        assert main(command) == 3
+    assert (volumes / ".staging" / "request.json").exists()
+    series = dump / "rank00000" / "series.jsonl"
+    series.write_text(series.read_text().replace("1.0", "7.0"))
+    assert main(command) == 0
+    assert main(["unpack", str(volumes), "-o", str(tmp_path / "target")]) == 0
+    assert [point.value for point in open_dump(tmp_path / "target").series] == [
+        point.value for point in open_dump(dump).series if point.step == 1
+    ]
+
+
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = make_plain(tmp_path / "dump")
     (tmp_path / "other").mkdir()
@@ -389,6 +469,10 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["pack", str(dump), "-o", str(tmp_path)], 2, "holds what is to be packed"),
         (["pack", str(dump), "-o", "x", "--key", "y"], 2, "belong to --no-data"),
         (["pack", str(dump), "-o", "x", "--volume", "0"], 2, "at least one byte"),
+        (["pack", str(dump), "-o", "x", "--select", "nothing.*"], 2, "no tensor is in all"),
+        (["pack", str(dump), "-o", "x", "--ranks", "5"], 2, "no tensor is in all"),
+        (["pack", str(dump), "-o", "x", "--steps", "5-2"], 2, "'5-2' is neither"),
+        (["pack", str(dump), "-o", str(tmp_path / "other" / "letter.txt" / "x")], 2, "cannot be made"),
         (["unpack", str(dump), "-o", "x"], 3, "no manifest.json"),
     ):
         assert main(words) == status
