@@ -40,8 +40,13 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
     frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
         return replace(findings, frontier=frontier)
-    first = engine.operations.name(explain_first(engine, frontier[0]))
-    return replace(findings, first=first, frontier=[first, *frontier[1:]])
+    first, notes = frontier[0], findings.notes
+    try:
+        first = explain_first(engine, first)
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    first = engine.operations.name(first)
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes)
 
 
 def _name_own(engine: Engine, found: Divergence) -> Divergence:
@@ -91,10 +96,10 @@ def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[st
 
 def explain_first(engine: Engine, first: Divergence) -> Divergence:
     """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
+    found = engine.recomputer.recompute(first)
     if found is None:
         return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
+    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives, found.given)
     parts = explain_part(found.actual, found.golden, engine.list_parts(first.scope))
     return replace(first, explanations=[*parts, *explanations])
 
