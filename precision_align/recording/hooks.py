@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 # What a hook becomes in a copy of the model, pickled or deep-copied during a session: a method of Python that takes any
-# any arguments and returns None, so that a file that the script saved loads where this package is not installed.
+# arguments and returns None, so that a file that the script saved loads where this package is not installed.
 IGNORING = (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
