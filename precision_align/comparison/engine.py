@@ -189,6 +189,15 @@ class Engine:
                 progress(done, len(mine))
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether the time budget is spent."""
+        return self._deadline.is_over()
+
+    def read_pair(self, row_key: str) -> tuple[Array, Array] | None:
+        """The candidate's and the reference's numbers of a judged record, or None where one is not stored."""
+        return self._raw.read_pair(row_key)
+
+    @property
     def candidate(self) -> Side:
         """The candidate's side, as it is compared."""
         return self._candidate
