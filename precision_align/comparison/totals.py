@@ -163,10 +163,11 @@ def _judge_total(
     if relation.factor is not None and wanted.factor is not None:
         edited = Blame(owner[0], Site.OPTIMIZER, Phase.STEP, 0, "gradient")
         return _judge_factor(record, edited, gap, relation.factor * ratio, wanted.factor, common, off, metrics)
-    if relation.is_sum != wanted.is_sum and not gap.close:
+    if (relation.factor is None) != (wanted.factor is None) and not gap.close:
         note = (
             f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
-            "reference: a use of the weight outside its own module is lost, doubled or added"
+            "reference: a use of the weight outside its own module is lost, doubled or added, or values are changed "
+            "one by one (clipping by value, a hook)"
         )
         return make_row(record, blame, Status.FAIL, "sum", metrics=metrics, note=note)
     if gap.close:
@@ -236,7 +237,9 @@ def _judge_factor(
 def _say(relation: Relation) -> str:
     if relation.is_sum:
         return "the sum of its module's shares"
-    return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
+    return (
+        "no multiple of its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
+    )
 
 
 def _row_lacking(record: TensorRecord, owner: Owner, order: int, is_absent: bool) -> RecordResult:
