@@ -16,6 +16,7 @@ import numpy as np
 from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.backward import read_loss_scales
 from precision_align.comparison.raw import Gap, RawComparer, is_equal, read_words
+from precision_align.comparison.replaying import find_tied
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.errors import DumpError
@@ -98,12 +99,15 @@ def _find_totals(side: Side, rank: int, step: int) -> Mapping[Owner, TensorRecor
 
 
 def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[TensorRecord]]:
+    """By the name that the whole gradient has: a tied parameter's uses count together, whichever module they are in."""
+    firsts = find_tied(side)
     shares: dict[Owner, list[TensorRecord]] = defaultdict(list)
     for node in side.select_nodes(rank, step):
         for path, record in node.gradients.items():
             kind, _, name = path.partition(".")
             if kind == "parameter":
-                shares[node.scope, name].append(record)
+                owner = node.scope, name
+                shares[firsts.get(owner, owner)].append(record)
     return shares
 
 

@@ -262,9 +262,39 @@ def test_gradients_clipped_one_by_one_are_no_clipped_norm():
             module.optimizer.step()
             module.optimizer.zero_grad()
 
-        return lockstep(*models, inputs, step=step, optimizers=optimizers, steps=1)
+        return lockstep(*models, X, step=step, optimizers=optimizers, steps=1)
 
-    inputs = X
     assert clip(by_value=False).verdict == Verdict.ALIGNED
     models[1].load_state_dict(models[0].state_dict())
     assert "clipping by value" in clip(by_value=True).first.evidence
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def test_a_lost_row_of_a_tied_gradient_is_found():
+    models = [Tied(), Tied()]
+    optimizers = tuple(torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+
+    def lose(row):
+        def step(module, ids):
+            module.zero_grad()
+            module(ids).square().mean().backward()
+            if row is not None and module is models[1]:
+                module.table.weight.grad[row] = 0
+            optimizers[module is models[1]].step()
+
+        return lockstep(*models, torch.arange(6), step=step, optimizers=optimizers, steps=1)
+
+    assert lose(None).verdict == Verdict.ALIGNED
+    models[1].load_state_dict(models[0].state_dict())
+    found = lose(3)
+    assert (found.verdict, found.first.op) == (Verdict.DIVERGED, "gradient")
