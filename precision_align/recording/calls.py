@@ -248,7 +248,7 @@ class CallRecorder:
             frame.pair = self.forcer.pair(frame.place, inputs, frame.repeats.place if frame.repeats else None)
         if self._with_tensors:
             for name, buffer in frame.site.own_buffers():
-                frame.buffers[name] = self._tape.stage(buffer, self._tier(frame))
+                frame.buffers[name] = self._tape.stage(buffer, self._tier(frame), reuse=False)
                 self._hand_over(frame, Role.BUFFER, prefixed("before", name), frame.buffers[name])
 
     def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> dict[int, torch.Tensor]:
@@ -318,7 +318,7 @@ class CallRecorder:
         if not self._with_tensors:
             return
         for name, buffer in frame.site.own_buffers():
-            staged, path = self._tape.stage(buffer, self._tier(frame)), prefixed("after", name)
+            staged, path = self._tape.stage(buffer, self._tier(frame), reuse=False), prefixed("after", name)
             self._tape.put_if_changed(frame.shelf, frame.place, path, staged, frame.buffers.get(name))
 
     def _tier(self, frame: Frame) -> Tier:

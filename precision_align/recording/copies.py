@@ -15,7 +15,7 @@ from precision_align.storage.drafts import Form, Summary
 # A tensor that repeats itself by stride 0 is written out up to here; masks and biases are far below.
 EXPANDED_BYTES = 1 << 30
 
-# Extra memory that recording may take on a device: for copies in C order, and for summaries and what they are made with.
+# Extra memory that recording may take on a device: for copies in C order, for summaries and what they are made with.
 DEVICE_BYTES = 512 << 20
 
 _SPARSE_PARTS = {

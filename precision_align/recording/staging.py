@@ -130,11 +130,12 @@ class Stager:
         with untouched():
             self._summaries.settle()
 
-    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL) -> Staged:
+    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL, *, reuse: bool = True) -> Staged:
         """A :class:`Staged` of any tensor, never an exception.
 
         ``tier``: what will be kept. Of a tensor on a device whose payload is not, there is a summary, and words only if
-        it is small; both are there after :meth:`settle`.
+        it is small; both are there after :meth:`settle`. ``reuse``: False where it may have been written to unseen:
+        batch normalization does not count what it writes into its buffers as new versions.
         """
         try:
             if type(tensor) in _PLAIN_TYPES and not _num_function_modes():
@@ -142,7 +143,10 @@ class Stager:
                 if staged is not None:
                     return staged
             with untouched():
-                return self._stage_any(tensor, tier if tier in SUMMARIZED else None)
+                wanted = tier if tier in SUMMARIZED else None
+                if not reuse:
+                    self._on_device.pop((id(tensor), wanted), None)
+                return self._stage_any(tensor, wanted)
         except Exception as error:
             first_line = (str(error).splitlines() or [""])[0]
             return describe(tensor, reason=f"{type(error).__name__}: {first_line}")

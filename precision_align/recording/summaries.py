@@ -169,7 +169,7 @@ def _view_bytes(flat: torch.Tensor) -> torch.Tensor:
 def _wait_for_streams(device: torch.device) -> None:
     """Results may come from several streams; the copy waits for its own only."""
     runtime = getattr(torch, device.type, None)
-    if device.type != "cpu" and hasattr(runtime, "synchronize"):
+    if runtime is not None and device.type != "cpu":
         runtime.synchronize()
 
 
@@ -197,7 +197,9 @@ def _finish(result: _Result, data: Array, position: int, wide: torch.dtype) -> i
     numbers = data[middle:end].view(np.float64 if wide is torch.float64 else np.float32).astype(np.float64)
     rows = numbers.reshape(-1, len(COLUMNS) + result.buckets)
     result.summary.values = _join(rows[:, : len(COLUMNS)], result.numel)
-    result.summary.sketch = rows[:, len(COLUMNS) :].sum(axis=0) if result.buckets else None
+    if result.buckets:
+        with np.errstate(all="ignore"):  # sums of float64's largest values overflow on the host, too
+            result.summary.sketch = rows[:, len(COLUMNS) :].sum(axis=0)
     return end
 
 
@@ -207,7 +209,7 @@ def _join(rows: Array, numel: int) -> Values:
     counts = (numel, nan, numel - nan - finite, zero, below - zero)
     if not finite:
         return (*counts, math.nan, math.nan, math.nan, math.nan)
-    minimum, maximum, sums, squares, factors = rows[:, 4].min(), rows[:, 5].max(), *rows[:, 6:].T.tolist()
+    sums, squares, factors = rows[:, 6:].T.tolist()
     mean = math.fsum(total / finite / factor for total, factor in zip(sums, factors))
     l2 = math.hypot(*(math.sqrt(square) / factor for square, factor in zip(squares, factors)))
-    return (*counts, float(minimum), float(maximum), mean, l2)
+    return (*counts, float(rows[:, 4].min()), float(rows[:, 5].max()), mean, l2)

@@ -135,7 +135,7 @@ class Tape:
     _shelves: dict[tuple[Any, ...], Shelf] = field(default_factory=dict)
     _waiting: list[Item] = field(default_factory=list)
     # Their summaries may still be on the device; and the copy that a draft must differ from to be recorded.
-    _unsettled: list[tuple[DeferredDraft, Optional[Staged]]] = field(default_factory=list)
+    _unsettled: list[tuple[DeferredDraft, Staged, Optional[Staged]]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _batch_bytes: int = field(default_factory=lambda: min(_BATCH_BYTES, default_staging_bytes() // _BATCHES_STAGED))
 
@@ -153,10 +153,13 @@ class Tape:
                 self.notes.append(text)
                 self.sink.note(text)
 
-    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL) -> Staged:
-        """A copy of the tensor, possibly one that was made before; ``tier``: what will be kept of it at the most."""
+    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL, *, reuse: bool = True) -> Staged:
+        """A copy of the tensor, possibly one that was made before; ``tier``: what will be kept of it at the most.
+
+        ``reuse``: see :meth:`~precision_align.recording.staging.Stager.stage`.
+        """
         with self._lock:
-            return self._stager.stage(tensor, tier)
+            return self._stager.stage(tensor, tier, reuse=reuse)
 
     def record(
         self,
@@ -251,8 +254,8 @@ class Tape:
         draft = DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged)
         self.num_records += 1
         if staged.summary is not None or before is not None:
-            self._unsettled.append((draft, before))
-            if not self._unsettled[0][0].copy.is_awaited:  # so many that the device handed them over early
+            self._unsettled.append((draft, staged, before))
+            if not self._unsettled[0][1].is_awaited:  # so many that the device handed them over early
                 self._settle()
             return
         self._waiting.append(draft)
@@ -285,7 +288,7 @@ class Tape:
         """Let what is still on devices come, and hand all on."""
         self._stager.settle()
         found, self._unsettled = self._unsettled, []
-        drafts = [draft for draft, before in found if before is None or not same_bits(draft.copy, before)]
+        drafts = [draft for draft, staged, before in found if before is None or not same_bits(staged, before)]
         self.num_records -= len(found) - len(drafts)
         self._waiting += drafts
         self._waiting_bytes += sum(draft.copy.form.nbytes for draft in drafts if draft.copy.address)
