@@ -2,7 +2,7 @@
 
 What is queued for a tensor runs on its stream before any later write to it. The small results stay on the device until
 :meth:`Summaries.settle`, where one copy a device brings all of them over. A tensor of up to ``GATHERED_BYTES`` goes
-along as it is: one kernel instead of some thirty.
+along as it is: one kernel instead of some forty.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from precision_align.storage.drafts import Form, Summary
 from precision_align.storage.hashing import digest_folded
 
 SUMMARIZED = (Tier.FINGERPRINT, Tier.STATISTICS, Tier.SKETCH)
-# Copying so little over the bus takes some 5 us, as much as launching one or two of the kernels that it saves. No less
-# than the hash takes whole (8 KiB).
-GATHERED_BYTES = 1 << 16
+# Copying so little over the bus takes some 20 us (at 12 GB/s); launching the forty kernels that it saves takes several
+# times that. More would fill the queue's share of memory, and so cost copies. No less than the hash takes whole (8 KiB).
+GATHERED_BYTES = 1 << 18
 # Of the memory cap: a copy in C order, scratch, results that wait; and once more those when they are joined.
 _SHARES = 4
 
@@ -59,8 +59,9 @@ class Summaries:
     Call inside :func:`~precision_align.recording.staging.untouched`. Not safe from several threads.
     """
 
-    def __init__(self, note: Callable[[str], None], limit: int = DEVICE_BYTES, gathered: int = GATHERED_BYTES) -> None:
-        self._note, self._share, self._gathered = note, limit // _SHARES, gathered
+    def __init__(self, note: Callable[[str], None], limit: int = DEVICE_BYTES, gathered: Optional[int] = None) -> None:
+        self._note, self._share = note, limit // _SHARES
+        self._gathered = GATHERED_BYTES if gathered is None else gathered
         self._queues: dict[torch.device, _Queue] = {}
 
     def take(self, tensor: torch.Tensor, tier: Tier) -> Optional[Staged]:

@@ -19,7 +19,13 @@ from precision_align.recording.session import capture
 from precision_align.recording.summaries import Summaries
 from precision_align.storage.memory import MemorySink
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("npu")]
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("npu", "small_ones_only")]
+
+
+@pytest.fixture
+def small_ones_only(monkeypatch):
+    """Tensors of more than 64 KiB are summarized on the device."""
+    monkeypatch.setattr("precision_align.recording.summaries.GATHERED_BYTES", 1 << 16)
 
 
 class Net(nn.Module):
