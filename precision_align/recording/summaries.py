@@ -26,7 +26,8 @@ from precision_align.storage.hashing import digest_folded
 
 SUMMARIZED = (Tier.FINGERPRINT, Tier.STATISTICS, Tier.SKETCH)
 # Copying so little over the bus takes some 20 us (at 12 GB/s); launching the forty kernels that it saves takes several
-# times that. More would fill the queue's share of memory, and so cost copies. No less than the hash takes whole (8 KiB).
+# times that. More would fill the queue's share of memory, and so cost copies. No less than 8 KiB, which the hash takes
+# whole.
 GATHERED_BYTES = 1 << 18
 # Of the memory cap: a copy in C order, scratch, results that wait; and once more those when they are joined.
 _SHARES = 4

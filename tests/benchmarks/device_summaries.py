@@ -2,9 +2,9 @@
 
     python tests/benchmarks/device_summaries.py [--quick]
 
-On the simulated NPU, whose operators cost some 20 us each in Python and whose copies cost nothing: the copies counted
-are those of any device; the times are not: the device's own work is done by the training thread here. "before" copies each tensor to the host, as full dumps do.
-Fails where the tensors of a step come in more than one copy.
+On the simulated NPU. The copies counted are those of any device; the times are not: the device's own work is done by
+the training thread here, its operators cost some 20 us each in Python, and its copies cost nothing. "before" copies
+each tensor to the host, as full dumps do. Fails where the tensors of a step come in more than one copy.
 """
 
 from __future__ import annotations
