@@ -85,7 +85,7 @@ class ScaleWatcher(Companion):
             return
         with untouched():
             value, scale = outputs.detach().clone(), factor.detach().clone()
-        staged = self._tape.stage(outputs) if self._tape.clock.recording else None
+        staged = self._tape.stage(outputs, self._tape.plan.tier("")) if self._tape.clock.recording else None
         self._known[id(scaled)] = (weakref.ref(scaled), Unscaled(value, staged, scale))
 
     def find(self, root: torch.Tensor) -> Optional[Unscaled]:
