@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from precision_align.comparison.optimizers import read_arguments
+from precision_align.alignment.side import read_arguments
 from precision_align.core.keys import Key
 from precision_align.core.records import OPTIMIZER_SCOPE, Statistics, TensorRecord
 from precision_align.core.terms import Phase, Role, Source
