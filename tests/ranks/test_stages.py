@@ -11,6 +11,7 @@ from rank_runs import NEW
 from precision_align.alignment.rows import match_rows
 from precision_align.alignment.stages import Renaming
 from precision_align.cli.app import main
+from precision_align.training.health.checking import check_health
 from precision_align.workflows.comparing import compare
 
 pytestmark = pytest.mark.skipif(not NEW, reason="these schedules of torch.distributed.pipelining came later")
@@ -40,6 +41,13 @@ def test_parts_of_a_model_are_one(groups, world, reference, name, place, rank):
     assert report.verdict == "diverged"
     assert (report.first.scope, report.first.rank) == (place, rank)
     assert f"on rank {rank}" in report.first.evidence
+
+
+@pytest.mark.parametrize("name", ["stages", "chunks", "experts"])
+def test_different_modules_of_one_name_are_no_fault(groups, name):
+    report = check_health(groups[2] / name)
+    assert not report.faults, report.faults
+    assert any("no replicas of each other" in note for note in report.notes)
 
 
 def test_what_a_stage_gets_is_what_was_sent(groups):
