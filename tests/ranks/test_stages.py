@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 from rank_runs import NEW
+from stage_models import cut_tower, draw_batch, make_tower
 
+import precision_align as pa
 from precision_align.alignment.rows import match_rows
 from precision_align.alignment.stages import Renaming
 from precision_align.cli.app import main
@@ -94,3 +96,26 @@ def test_rows_are_matched_only_where_they_can_be_told_apart():
     assert match_rows(rows[order] + np.float32(1e-2) * generator.standard_normal((20, 8)), rows) is None
     rows[0, 0] = np.nan
     assert match_rows(rows[order], rows) is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_layer_numbers_of_a_framework_and_a_broken_transfer(tmp_path, lost):
+    """Two stages one after the other, as Megatron numbers their layers; the second gets what it gets."""
+    x, _ = draw_batch()
+    whole = make_tower()
+    with pa.capture(whole, tmp_path / "reference", sources=("modules",)) as recorder, recorder.step():
+        whole(x)
+    for rank in (0, 1):
+        stage = cut_tower(rank, 2)
+        for number, block in enumerate(stage.blocks):
+            block.layer_number = 2 * rank + number + 1
+        with pa.capture(stage, tmp_path / "stages", sources=("modules",), rank=rank) as recorder, recorder.step():
+            x = stage(x).detach()
+        if lost:
+            x[0] = 0
+    report = compare(tmp_path / "reference", tmp_path / "stages")
+    notes = " ".join(report.notes)
+    assert "modules of ranks 1 go under the whole model's names, by the framework's layer numbers" in notes
+    assert f"{int(not lost)} of 1 tensors between stages arrive as they were sent" in notes
+    assert report.verdict == ("diverged" if lost else "aligned"), report.first
+    assert report.first is None or report.first.scope == ""

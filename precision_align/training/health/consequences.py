@@ -8,7 +8,15 @@ from dataclasses import replace
 from precision_align.training.health.findings import Finding, Severity
 
 # What makes ranks unequal in a step; after the optimizer's step their parameters, and all that comes of these, are so.
-_PARTING = ("not reduced", "rank scaled", "rank rate", "collective", "replica gradients", "replica parameters")
+_PARTING = (
+    "not reduced",
+    "rank left out",
+    "rank scaled",
+    "rank rate",
+    "collective",
+    "replica gradients",
+    "replica parameters",
+)
 _PARTED = ("replica parameters", "replica gradients", "replica buffers", "replica outputs")
 # Cause -> what it shows as within the same step.
 _AT_ONCE = {
