@@ -35,6 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; it is imported",
     )
+    parser.add_argument(
+        "--rename",
+        metavar="FILE",
+        help='where the two programs name modules differently: a TOML file, [modules], "candidate" = "reference"; '
+        "without one they are paired by their content",
+    )
+    parser.add_argument(
+        "--again",
+        metavar="DUMP",
+        action="append",
+        default=[],
+        help="a further run of the candidate on the same data: what differs on bit-equal inputs is nondeterministic; "
+        "may be given more than once",
+    )
+    parser.add_argument(
+        "--reference-again", metavar="DUMP", action="append", default=[], help="a further run of the reference"
+    )
     parser.add_argument("--rules", metavar="FILE", help="a TOML file with rules of yours, each with its reason")
     parser.add_argument("--library", metavar="DIR", help="an operator library of yours instead of the bundled one")
     parser.add_argument(
@@ -69,6 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLUSTER",
         help="share the work out to a Dask cluster: tcp://HOST:PORT, or how many workers to start here",
     )
+    add_minimum(parser)
+
+
+def add_minimum(parser: argparse.ArgumentParser) -> None:
+    """--min-coverage."""
     parser.add_argument(
         "--min-coverage",
         metavar="SHARE",
@@ -117,6 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _measure_shard(reference, candidate, arguments)
     report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
+    return finish(report, arguments)
+
+
+def finish(report: Report, arguments: argparse.Namespace) -> int:
+    """The exit status of a report; says on stderr where too little was judged to call it aligned."""
     status = find_status(report, arguments.min_coverage)
     if status == NOT_COMPARABLE and report.verdict == Verdict.ALIGNED:
         print_log(_phrase_coverage(report, arguments.min_coverage, arguments.lang))
@@ -187,12 +214,13 @@ def _open_journal(reference: str | None, candidate: str, arguments: argparse.Nam
     from precision_align.workflows.sharding import Job, find_folder, merge_parts
 
     if arguments.merge or arguments.dask:
-        job = Job(reference, candidate, replay, arguments.naming, arguments.layout)
+        job = Job(reference, candidate, replay, arguments.naming, arguments.layout, arguments.rename)
         folder = find_folder(arguments.output[0])
         if arguments.dask:
             _measure_on_cluster(job, folder, arguments)
         return merge_parts(job, folder)
-    sides = {"rules": arguments.rules, "naming": arguments.naming, "layout": arguments.layout}
+    names = ("rules", "naming", "layout", "rename")
+    sides = {name: getattr(arguments, name) for name in names}
     journal = open_journal(arguments.output[0], reference, candidate, **sides)
     if journal.num_known:
         print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
@@ -213,7 +241,7 @@ def _measure_shard(reference: str | None, candidate: str, arguments: argparse.Na
     from precision_align.workflows.sharding import Job, find_folder, measure_shard, parse_shard
 
     shard = parse_shard(arguments.shard)
-    job = Job(reference, candidate, _load_replay(arguments), arguments.naming, arguments.layout)
+    job = Job(reference, candidate, _load_replay(arguments), arguments.naming, arguments.layout, arguments.rename)
     with Progress("judging") as progress:
         path = measure_shard(job, shard, find_folder(arguments.output[0]), progress)
     print_log(say(arguments.lang, "cli.saved", path=path))
@@ -235,6 +263,9 @@ def _compare(
             library=arguments.library,
             naming=arguments.naming,
             layout=arguments.layout,
+            rename=arguments.rename,
+            again=arguments.again,
+            reference_again=arguments.reference_again,
             progress=progress,
             reading=reading,
             journal=journal,

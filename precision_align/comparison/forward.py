@@ -16,6 +16,7 @@ from precision_align.comparison.replaying import ReplayProvider, Verdicts
 from precision_align.comparison.rows import (
     RAW_GROWTH,
     Blame,
+    Traced,
     blame_call,
     make_row,
     row_from_judgement,
@@ -66,6 +67,11 @@ class ForwardJudge:
         rows = [self._judge_target(node, child, record, verdicts, reason) for child, record in targets]
         flags = self._judge_flags(node, verdicts) if verdicts else self._compare_flags(node)
         return rows + flags + lacking
+
+    def trace(self, node: Node) -> Iterator[Traced]:
+        """Each result of a call's own code, and everything that it is computed from."""
+        for child, record in self._list_targets(node):
+            yield self._blame(node, child), (record, self.find_partner(record)), self._sources(node, record.order)
 
     def _judge_structure(self, node: Node) -> list[RecordResult]:
         """A row where the call returns fewer, more or otherwise nested tensors than the reference's."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from precision_align.comparison.raw import Gap
+from precision_align.comparison.raw import Gap, Pair
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Site, Status
@@ -28,6 +28,13 @@ class Blame:
     call: int
     op: str
     source: str = ""
+
+
+# What is said of a result that passes its replay and differs from the reference's on bit-equal inputs all the same.
+ILL_CONDITIONED = "though rounding shows much on these inputs: an ill-conditioned place"
+
+# A result with its partner, whose code it is the result of, and everything that it is computed from.
+Traced = tuple[Blame, Pair, list[Pair]]
 
 
 def shorten(kind: str) -> str:
@@ -90,7 +97,7 @@ def row_from_judgement(
     status = judgement.status
     note = judgement.why
     if status == Status.PASS and gap.known and not gap.close and sources_equal:
-        note = f"{note}, though rounding shows much on these inputs: an ill-conditioned place"
+        note = f"{note}, {ILL_CONDITIONED}"
     elif status == Status.PASS and gap.known and not gap.close:
         status, note = Status.PROPAGATED, f"{note}; the difference came in through its inputs"
     metrics = {**judgement.metrics, **gap.metrics}
@@ -127,3 +134,16 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
         return make_row(record, blame, Status.FAIL, evidence, metrics=gap.metrics, limit=limit, note=note)
     note = "; ".join(filter(None, ("differs, and so does what it is computed from", gap.note, reason)))
     return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)
+
+
+def note_disagreements(rows: Iterable[RecordResult]) -> list[str]:
+    """Where replay passes what the two runs alone, on bit-equal inputs, would fail. The replay's verdict stands."""
+    found = [row for row in rows if ILL_CONDITIONED in row.note and row.status != Status.FAIL]
+    notes = []
+    for row in found[:3]:
+        apart = f"{row.metrics.get('raw_over_max', math.inf):.1e} of the largest value"
+        notes.append(
+            f"evidence disagrees on {row.key}: replay says {row.status}, but the runs differ there by {apart} on "
+            "bit-equal inputs"
+        )
+    return notes + ([f"evidence disagrees on {len(found) - 3} more records"] if len(found) > 3 else [])

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
 
 # In the note of a record that a time budget left unjudged.
 OUT_OF_TIME = "not judged: the time budget was used up"
+# Before a test's name: the metric that says how small an error that test would have seen.
+DETECTABLE = "detectable_"
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class RecordResult:
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
     "replay", "sampled" (replay of a part of the values), "certificate", "replay+certificate", "raw", "sketch",
     "statistics" and "sample" (raw, where no more is stored), "forced" (raw, of a candidate forced from the reference),
-    "sum" (total against shares), "ranks" (a collective's output against what all ranks gave), "structure" or "" where
-    nothing could judge it; ``metrics``: all that were computed,
-    raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
-    ``source``: file:line of the user's code that made the call.
+    "replay+forced", "sum" (total against shares), "ranks" (a collective's output against what all ranks gave),
+    "structure" or "" where nothing could judge it; ``metrics``: all that were computed, raw ones with the prefix
+    "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk; ``source``: file:line of the
+    user's code that made the call; ``found``, ``found_note``: status and note before a rule changed them, None and ""
+    where none did.
     """
 
     key: str
@@ -88,6 +91,8 @@ class RecordResult:
     nbytes: int = 0
     order: int = 0
     source: str = ""
+    found: Status | None = None
+    found_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,18 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class ModulePair:
+    """A module of the candidate and its partner: paths without wrapper parts, "" where a side has none ("(root)" is the
+    model itself); of a fused one all parts, joined by " + ". ``note``: on what grounds, in words.
+    """
+
+    candidate: str
+    reference: str
+    way: Way
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Curve:
     """One scalar series of both runs: steps and values, and the step where they part (None: they do not)."""
 
@@ -124,7 +141,8 @@ class Findings:
 
     ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
     ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
-    and other series.
+    and other series; ``roots``: scopes whose calls no other module makes; ``interrupted``: a run was cut off, and the
+    other side has records without a partner for it; ``modules``: which module was held against which.
     """
 
     verdict: Verdict
@@ -136,6 +154,9 @@ class Findings:
     reference: Mapping[str, Any] = field(default_factory=dict)
     candidate: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
+    roots: Sequence[str] = ()
+    interrupted: bool = False
+    modules: Sequence[ModulePair] = ()
 
     @property
     def is_partial(self) -> bool:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from precision_align.comparison.boundaries import EVIDENCE
 from precision_align.comparison.engine import Comparison, Engine
 from precision_align.comparison.raw import SIZES
+from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.walking import Progress
 from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
-from precision_align.divergence.explanations import explain
+from precision_align.divergence.explanations import explain, explain_part
 from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
 AMPLIFIER = 100.0
-_KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
-_RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_KINDS = {
+    Status.FAIL: Kind.ORIGIN,
+    Status.NONDETERMINISTIC: Kind.NONDETERMINISTIC,
+    Status.MODE: Kind.MODE,
+    Status.RANDOM: Kind.RANDOM,
+}
+_RANKED = (Kind.ORIGIN, Kind.NONDETERMINISTIC, Kind.MODE, Kind.RANDOM)
 _POWERS = {
     "statistics": "statistics alone: values in the wrong places, and common factors within {power:.2g}, hide there",
     "sketch": "sketch alone: relative L2 errors below {power:.2g} hide there",
@@ -30,10 +37,22 @@ _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
     """Run a comparison, name its first divergence and explain it."""
     findings = locate(engine.run(progress), rules)
+    frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
-        return findings
-    first = engine.operations.name(explain_first(engine, findings.first))
-    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
+        return replace(findings, frontier=frontier)
+    first, notes = frontier[0], findings.notes
+    try:
+        first = explain_first(engine, first)
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    first = engine.operations.name(first)
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes)
+
+
+def _name_own(engine: Engine, found: Divergence) -> Divergence:
+    """Say what the candidate calls the module, where the two programs name it differently."""
+    own = engine.name_own(found.scope)
+    return replace(found, evidence=f"{found.evidence}; the candidate's {own}") if own else found
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
@@ -41,13 +60,10 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     declared = rules or Rules()
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
+    frontier += find_harmless(comparison.rows, frontier)
     verdict, reason = _decide(comparison, first)
-    notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *_note_amplifiers(comparison.rows)]
-    notes += [*_note_limits(comparison.rows, first), *_note_late(comparison.rows)]
-    warned = sum(row.status == Status.WARN for row in comparison.rows)
-    if warned:
-        who = "1 record is" if warned == 1 else f"{warned} records are"
-        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *declared.describe(comparison.rows)]
+    notes += note_rows(comparison.rows, first)
     return Findings(
         verdict=verdict,
         first=first,
@@ -55,16 +71,37 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
         records=comparison.rows,
         notes=notes,
         coverage=measure_coverage(comparison.rows),
+        roots=sorted(comparison.roots),
+        interrupted=comparison.interrupted,
+        modules=comparison.modules,
     )
+
+
+def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[str]:
+    """Notes that follow from the verdicts on the records alone."""
+    notes = []
+    lacking = sum(row.status == Status.MISSING for row in rows)
+    if lacking:
+        stands = "record stands" if lacking == 1 else "records stand"
+        notes.append(f"{lacking} {stands} on one side only (missing): see the table")
+    reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
+    notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+    notes += [*_note_amplifiers(rows), *_note_limits(rows, first)]
+    warned = sum(row.status == Status.WARN for row in rows)
+    if warned:
+        who = "1 record is" if warned == 1 else f"{warned} records are"
+        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    return notes
 
 
 def explain_first(engine: Engine, first: Divergence) -> Divergence:
     """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
+    found = engine.recomputer.recompute(first)
     if found is None:
         return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
-    return replace(first, explanations=explanations)
+    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives, found.given)
+    parts = explain_part(found.actual, found.golden, engine.list_parts(first.scope))
+    return replace(first, explanations=[*parts, *explanations])
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:
@@ -76,6 +113,17 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
             continue
         found.setdefault((kind, row.rank, row.scope, row.site, row.phase), make_divergence(row, kind))
     return sorted(found.values(), key=lambda divergence: _RANKED.index(divergence.kind))
+
+
+def find_harmless(rows: Iterable[RecordResult], frontier: Sequence[Divergence]) -> list[Divergence]:
+    """Where the candidate differs from itself no more than arithmetic explains: findings, but no divergence."""
+    known = {(found.rank, found.scope, found.site, found.phase) for found in frontier}
+    found: dict[tuple[object, ...], Divergence] = {}
+    for row in rows:
+        place = (row.rank, row.scope, row.site, row.phase)
+        if MARK in row.metrics and row.status not in _KINDS and place not in known:
+            found.setdefault(place, make_divergence(row, Kind.NONDETERMINISTIC))
+    return list(found.values())
 
 
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
@@ -91,6 +139,7 @@ def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
         EVIDENCE: "what all ranks gave to the collective",
+        "replay+forced": "float64 replay and forced comparison, on the reference's own inputs",
         "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(

@@ -102,7 +102,8 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
     records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
-    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted.
+    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted;
+    ``find_step``: the framework's number of the step that begins.
     """
 
     taps: Optional[Taps] = None
@@ -115,6 +116,7 @@ class Setup:
     after: Optional[Callable[[], None]] = None
     start: Optional[Start] = None
     norms: bool = False
+    find_step: Optional[Callable[[], int]] = None
 
 
 @dataclass

@@ -147,8 +147,12 @@ def start_recorder(
     after: Optional[Callable[[], None]] = None,
     begin: Beginning = NO_BEGINNING,
     norms: bool = False,
+    find_step: Optional[Callable[[], int]] = None,
 ) -> Recorder:
-    """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    """A session from checked arguments; opens the dump. ``find_step``: the framework's number of the step that begins.
+
+    Raises as :func:`capture`.
+    """
     limits.check()
     check_eager(eager)
     path = None if path is None else str(Path(path).absolute())  # the run may change the working directory
@@ -178,5 +182,5 @@ def start_recorder(
     start = None if muted else begin.make(pack, info, clock, limits.storage, overwrite)
     tape = Tape(sink, plan, info.rank, clock, budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms, find_step)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

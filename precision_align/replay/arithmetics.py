@@ -7,19 +7,10 @@ HF32 keeps 11 explicit mantissa bits of float32 inputs (hiascend, SetHF32: round
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from precision_align.core.dtypes import Array
-from precision_align.core.terms import Status
-from precision_align.numerics.judgement import Judgement
-
-# What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
-# leaves 0.7 and more.
-MODE_RESIDUAL = 0.1
 
 # Positions of the multiplied tensors in each product's arguments.
 PRODUCTS = {
@@ -93,31 +84,3 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for index, value in enumerate(args)
         ]
         return func(*changed, **(kwargs or {}))
-
-
-def choose_mode(
-    actual: Array, golden: Array, judgement: Judgement, rerun: Callable[[ArithmeticMode], Optional[Array]]
-) -> Judgement:
-    """Whether products in another arithmetic explain a failure: then it is a mode, not a fault.
-
-    ``rerun``: the native replay under a mode, float64, or None where it does not run so.
-    """
-    if actual.shape != golden.shape:
-        return judgement
-    error = _measure_distance(actual, golden)
-    best: tuple[float, str] = (MODE_RESIDUAL, "")
-    for arithmetic in ARITHMETICS:
-        mode = ArithmeticMode(arithmetic)
-        value = rerun(mode)
-        if value is None or not mode.count or error == 0:
-            continue
-        best = min(best, (_measure_distance(actual, value) / error, arithmetic.text))
-    if not best[1]:
-        return judgement
-    metrics = {**judgement.metrics, "mode_residual": best[0]}
-    return Judgement(Status.MODE, best[1], metrics, judgement.limit)
-
-
-def _measure_distance(left: Array, right: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
-from precision_align.replay.arithmetics import ArithmeticMode, choose_mode
 from precision_align.replay.bigcalls import Preparer
 from precision_align.replay.execution import Execution, Recorded, Style
 from precision_align.replay.lifting import LOW_PRECISIONS
+from precision_align.replay.modes import ModeFinder
 from precision_align.replay.noise import RoundingNoise
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.rowsampling import RowSampler, find_rows, mark_sampled
@@ -28,9 +28,11 @@ TIE_UNITS = 1.0  # rounding units a legitimate score may be off by; the draws re
 
 
 class Rerunner(Preparer, Protocol):
-    """What is needed of a :class:`~precision_align.replay.judging.Replayer`; ``sampler``: what leaves rows out now."""
+    """What is needed of a :class:`~precision_align.replay.judging.Replayer`; ``sampler``: what leaves rows out now;
+    ``modes``: tries other arithmetics on what fails."""
 
     sampler: Optional[RowSampler]
+    modes: ModeFinder
 
     def rerun(self, node: Recorded, style: Style, plan: Optional[Execution], backward: bool) -> Execution: ...
 
@@ -107,11 +109,12 @@ class CallJudging:
             return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
         if judgement.status == Status.FAIL:
             judgement = self._excuse_ties(child, path, values, scale, kind, judgement)
-        if judgement.status == Status.FAIL and record.dtype == "float32":
-            return choose_mode(actual, wide, judgement, lambda mode: self._run_mode(mode, child, path))
+        if judgement.status == Status.FAIL:
+            found = self._replayer.modes
+            return found.judge(actual, wide, record.dtype, judgement, lambda mode: self._run_mode(mode, child, path))
         return judgement
 
-    def _run_mode(self, mode: ArithmeticMode, child: int, path: str) -> Optional[Array]:
+    def _run_mode(self, mode: Any, child: int, path: str) -> Optional[Array]:
         """The native replay of a result under an arithmetic mode."""
         value = self._rerun(Style(golden=False, gradients=self._backward, arithmetic=mode), child, path)
         return None if value is None else self._take(to_array(value))

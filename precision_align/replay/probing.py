@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -27,7 +27,7 @@ from precision_align.core.results import Limit
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement, Scale, judge
 from precision_align.numerics.limits import LIMITS, U32
-from precision_align.replay.arithmetics import ArithmeticMode, choose_mode
+from precision_align.replay.modes import ModeFinder
 from precision_align.replay.products import CHUNK, LinearProduct, keep, widen
 from precision_align.replay.values import to_array
 
@@ -178,8 +178,8 @@ def _judge_block(
         origin="|x||W| + |b|",
     )
     found = judge(actual, golden, native, scale, kind, LIMITS, finite)
-    if found.status == Status.FAIL and kind.name == "float32":
-        return choose_mode(actual, golden, found, lambda mode: _run_mode(part, mode))
+    if found.status == Status.FAIL:
+        return ModeFinder().judge(actual, golden, kind.name, found, lambda mode: _run_mode(part, mode))
     return found
 
 
@@ -192,6 +192,6 @@ def _place(found: Judgement, product: LinearProduct, rows: torch.Tensor, columns
     return replace(found, metrics={**found.metrics, "worst_index": float(place)})
 
 
-def _run_mode(part: LinearProduct, mode: ArithmeticMode) -> Optional[Array]:
+def _run_mode(part: LinearProduct, mode: Any) -> Optional[Array]:
     with mode:
         return to_array(part.project(part.weight, part.bias, keep))

@@ -56,7 +56,8 @@ def list_backward_slots(node: Recorded) -> list[Slot]:
             if path.partition(".")[0] == "output" and not _is_shared(child, path):
                 slots.append((index, path, record))
     for path, record in node.gradients.items():
-        if path.partition(".")[0] in ("input", "parameter") and not record.extra.get("shared"):
+        mixed = record.extra.get("shared") or record.extra.get("fused")
+        if path.partition(".")[0] in ("input", "parameter") and not mixed:
             slots.append((-1, path, record))
     return slots
 

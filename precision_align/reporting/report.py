@@ -37,7 +37,7 @@ class Report(Findings):
 
     def __post_init__(self) -> None:
         # one form whoever built it, so that a report equals itself after a trip through JSON
-        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes")}
+        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes", "roots", "modules")}
         frozen.update({name: decode_free(encode_free(getattr(self, name))) for name in ("reference", "candidate")})
         frozen["curves"] = tuple(_freeze_curve(curve) for curve in self.curves)
         frozen["first"] = None if self.first is None else _freeze_divergence(self.first)

@@ -16,6 +16,7 @@ from precision_align.reporting.messages import translate_message
 SEVERITY = (
     Status.FAIL,
     Status.MISSING,
+    Status.NONDETERMINISTIC,
     Status.MODE,
     Status.RANDOM,
     Status.WARN,

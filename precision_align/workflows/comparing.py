@@ -15,7 +15,7 @@ from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.comparison.walking import Progress
-from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
+from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
@@ -39,6 +39,9 @@ def compare(
     library: Any = None,
     naming: Any = None,
     layout: Any = None,
+    rename: Any = None,
+    again: Sequence[Any] = (),
+    reference_again: Sequence[Any] = (),
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
@@ -52,6 +55,10 @@ def compare(
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
     A reference of one device and a candidate of several ranks: the ranks are merged first, by DTensors' placements, by
     ``layout`` (a layout file or what :func:`~precision_align.alignment.layouts.read_layouts` gave), or by content.
+    ``rename``: which module of the candidate is which of the reference: a mapping or the path of a file (see
+    :mod:`~precision_align.alignment.renaming`); what names and file leave open is paired by content.
+    ``again``, ``reference_again``: further runs of the candidate and of the reference, on the same data: what differs
+    between them on bit-equal inputs is nondeterministic, a finding of its own kind, and an error within it no origin.
     ``naming``: what the tensors of a side that is files of another tool are (see
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
@@ -66,13 +73,17 @@ def compare(
         raise UsageError("compare needs a candidate: the dump of the run that is under suspicion")
     if reference is None and replay is None:
         raise UsageError("compare needs a reference dump, or the reference's code with replay=")
+    if reference is None and reference_again:
+        raise UsageError("further runs of the reference need the reference itself")
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
-    theirs = None if reference is None else _open(reference, naming)
-    ours = _open(candidate, naming)
+    theirs = None if reference is None else take_side(reference, naming)
+    ours = take_side(candidate, naming)
     if theirs is not None:
         require_one_secret(theirs.info, ours.info)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
+    theirs, lacking = leave_out_empty(theirs, replay)
+    further, theirs_further = ([take_side(side, naming) for side in sides] for sides in (again, reference_again))
     merged = merge_ranks(theirs, ours, layout)
     engine = Engine(
         theirs,
@@ -82,11 +93,14 @@ def compare(
         journal=journal,
         deadline=Deadline(time_budget),
         ranks=None if merged is None else ours,
+        rename=rename,
+        again=further,
+        reference_again=theirs_further,
     )
     findings = find_divergence(engine, known, progress)
     if merged is not None and theirs is not None:
         findings, ours = name_ranks(findings, engine, merged, theirs), merged
-    report = finish(findings, theirs, ours, library)
+    report = finish(add_note(findings, lacking), theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
@@ -105,6 +119,30 @@ def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> 
         return None
     layouts = layout if layout is None or isinstance(layout, Layouts) else read_layouts(layout)
     return MergedDump(candidate, reference, layouts)
+
+
+def leave_out_empty(reference: Dump | None, replay: Any) -> tuple[Dump | None, str]:
+    """(reference, ""), or (None, why) where it recorded not one call and its code is there to judge by.
+
+    Raises NothingCaptured where there is no code either.
+    """
+    if reference is None or reference.calls:
+        return reference, ""
+    reason = f": {reference.notes[0]}" if reference.notes else ""
+    if replay is None:
+        raise NothingCaptured(f"the reference's dump holds not one call, so there is nothing to compare with{reason}")
+    return (
+        None,
+        f"the reference recorded not one call, so the candidate is judged by the reference's code alone{reason}",
+    )
+
+
+def add_note(findings: Findings, note: str) -> Findings:
+    """With one more note, in front; behind the first where that says why there is no verdict."""
+    if not note:
+        return findings
+    place = int(findings.verdict == Verdict.NOT_COMPARABLE)
+    return replace(findings, notes=[*findings.notes[:place], note, *findings.notes[place:]])
 
 
 def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:
@@ -126,7 +164,9 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     rows, notes = find_mappings({found.op for found in findings.frontier}, library)
     frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
     first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
-    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
+    values = {
+        name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted", "modules")
+    }
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
     return Report(
@@ -191,7 +231,8 @@ def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:
     ]
 
 
-def _open(side: Any, naming: Any = None) -> Dump:
+def take_side(side: Any, naming: Any = None) -> Dump:
+    """A dump, or the one at a path. Raises what opening raises, and UsageError for anything else."""
     if isinstance(side, (str, os.PathLike)):
         return open_side(side, naming)
     if hasattr(side, "records") and hasattr(side, "payload"):
