@@ -24,10 +24,12 @@ from precision_align.workflows.comparing import compare
 def record_steps(make_draft: Any) -> Any:
     """Write one tensor and one loss a step; the tensor's value is ``value``."""
 
-    def record(folder: Path, info: Any, steps: Any, value: float = 0.0, **options: Any) -> None:
+    def record(folder: Path, info: Any, steps: Any, value: float = 0.0, call: Any = None, **options: Any) -> None:
         sink = Hdf5Sink(folder, info, **options)
         for step in steps:
             sink.put(make_draft(np.full(3, value, np.float32), key={"step": step, "rank": info.rank}))
+            if call is not None:
+                sink.put_call(replace(call, step=step, rank=info.rank))
             sink.put_point(Point(step, 0, "loss", value))
             sink.end_step(step)
         sink.close(info)
@@ -231,10 +233,13 @@ def test_a_closed_sink_ignores_what_comes_late(tmp_path: Path, make_info: Any, m
     assert len(open_dump(tmp_path / "d").records) == 0
 
 
-def test_a_rank_that_was_restarted_or_has_a_gap_is_told(tmp_path: Path, make_info: Any, record_steps: Any) -> None:
+def test_a_rank_that_was_restarted_or_has_a_gap_is_told(
+    tmp_path: Path, make_info: Any, record_steps: Any, make_call: Any
+) -> None:
     for rank, steps in enumerate((range(5), range(3), (0, 1, 4))):
-        record_steps(tmp_path / "d", make_info(rank=rank, world=3), steps)
-    record_steps(tmp_path / "d", make_info(run="run-2", rank=1, world=3), range(2, 5), 2.0, append=True)
+        record_steps(tmp_path / "d", make_info(rank=rank, world=3), steps, call=make_call())
+    again = make_info(run="run-2", rank=1, world=3)
+    record_steps(tmp_path / "d", again, range(2, 5), 2.0, call=make_call(), append=True)
     with open_dump(tmp_path / "d") as dump:
         assert (
             "rank 1 was restarted, others not: it began anew at step 2; of steps 2, recorded twice, the later records "
