@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from precision_align.alignment.layouts import Layouts
@@ -19,11 +18,11 @@ from precision_align.alignment.stages import Renaming, find_renamings
 from precision_align.alignment.trees import BEHIND, Event, Forest, Name, Placed
 from precision_align.core.dtypes import Array
 from precision_align.core.keys import Key
-from precision_align.core.records import COLLECTIVE_SCOPE, OPTIMIZER_SCOPE, Call, Point, RunInfo, TensorRecord
+from precision_align.core.records import COLLECTIVE_SCOPE, OPTIMIZER_SCOPE, Call, RunInfo, TensorRecord
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.core.trees import flatten
 from precision_align.storage.base import Dump
-from precision_align.storage.views import DumpView
+from precision_align.storage.views import ChangedDump
 
 _STATE = (Source.PARAMETERS, Source.OPTIMIZER)
 
@@ -43,7 +42,7 @@ def join_ranks(dump: Dump, reference: Dump, layouts: Layouts) -> Dump:
     return JoinedDump(dump, side, renamings, found, positions)
 
 
-class JoinedDump(DumpView):
+class JoinedDump(ChangedDump):
     """Implements :class:`~precision_align.storage.base.Dump`; calls of modules and optimizers are the lowest rank's.
 
     ``found``: rank -> by what its names were told, "" where they stay; ``positions``: scope -> place in the reference.
@@ -57,7 +56,7 @@ class JoinedDump(DumpView):
         found: Mapping[int, str],
         positions: Mapping[str, int],
     ) -> None:
-        self._dump, self.path = dump, getattr(dump, "path", "")
+        super().__init__(dump)
         self._names, self._renamings, self._found = side.names, renamings, found
         self._forest = Forest(side.calls, self._rename, positions)
         self._losses: dict[tuple[int, int], int] = defaultdict(int)
@@ -89,7 +88,7 @@ class JoinedDump(DumpView):
             aliases={},
         )
 
-    @cached_property
+    @property
     def infos(self) -> Sequence[RunInfo]:
         """One a rank, its modules under the whole model's names."""
         return [
@@ -98,43 +97,9 @@ class JoinedDump(DumpView):
         ]
 
     @property
-    def records(self) -> Sequence[TensorRecord]:
-        """Of each rank, without the inputs of a later stage's root and the like."""
-        return self._records
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """One tree for all ranks; collectives as they were."""
-        return self._calls
-
-    @property
-    def series(self) -> Sequence[Point]:
-        """Those of the lowest rank."""
-        return self._dump.series
-
-    @property
     def notes(self) -> Sequence[str]:
         """What the dump lacks, and how the ranks were joined."""
         return [*self._dump.notes, *self._describe()]
-
-    @property
-    def gaps(self) -> Sequence[str]:
-        """Those of the ranks."""
-        return self._dump.gaps
-
-    @property
-    def steps(self) -> Sequence[int]:
-        """Those of the ranks."""
-        return self._dump.steps
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """All of them."""
-        return self._dump.ranks
-
-    def position(self, text: str) -> int:
-        """The position in ``records`` of a key in its text form. Raises KeyError."""
-        return self._positions[text]
 
     def stored_words(self, position: int) -> Array | None:
         """The payload at a position, or None."""
@@ -150,10 +115,6 @@ class JoinedDump(DumpView):
     def stored_sample(self, position: int) -> Array | None:
         """The sample at a position, or None."""
         return self._dump.sample(self._originals[position])
-
-    def close(self) -> None:
-        """Close the ranks' files."""
-        self._dump.close()
 
     def _rename(self, rank: int, scope: str) -> str | None:
         aligned = self._names.get(scope, scope)

@@ -21,26 +21,26 @@ from precision_align.core.records import (
     Call,
     Point,
     RunInfo,
-    TensorRecord,
 )
 from precision_align.core.terms import Role, Tier
 from precision_align.storage.base import Dump
-from precision_align.storage.views import DumpView
+from precision_align.storage.views import ChangedDump
 
 _KEPT = 16  # merged tensors that are kept: a call's inputs are read again for its gradients
 
 
-class MergedDump(DumpView):
+class MergedDump(ChangedDump):
     """All ranks of a dump as one; implements :class:`~precision_align.storage.base.Dump`.
 
     ``reference``: the run whose tensors tell how those without a placement lie; its lowest rank is taken.
     """
 
     def __init__(self, dump: Dump, reference: Dump, layouts: Layouts | None = None) -> None:
-        self.source, self.path = dump, getattr(dump, "path", "")
-        self.source_ranks = list(dump.ranks)
         layouts = layouts or Layouts()
-        self._dump = dump = join_ranks(dump, reference, layouts)
+        super().__init__(join_ranks(dump, reference, layouts))
+        self.source = dump
+        self.source_ranks = list(dump.ranks)
+        dump = self._dump
         merger = Merger(dump, reference, layouts)
         self._rank = merger.rank
         self._records, self._recipes = merger.merge()
@@ -62,16 +62,6 @@ class MergedDump(DumpView):
         return [self.info]
 
     @property
-    def records(self) -> Sequence[TensorRecord]:
-        """The whole tensors, in the lowest rank's order."""
-        return self._records
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """The lowest rank's calls of modules and optimizers."""
-        return self._calls
-
-    @property
     def series(self) -> Sequence[Point]:
         """The loss over all ranks; other series are of single ranks and are left out."""
         return self._series
@@ -82,23 +72,9 @@ class MergedDump(DumpView):
         return self._notes
 
     @property
-    def gaps(self) -> Sequence[str]:
-        """Those of the ranks."""
-        return self._dump.gaps
-
-    @property
-    def steps(self) -> Sequence[int]:
-        """Those of the ranks."""
-        return self._dump.steps
-
-    @property
     def ranks(self) -> Sequence[int]:
         """One."""
         return [self._rank]
-
-    def position(self, text: str) -> int:
-        """The position in ``records`` of a key in its text form. Raises KeyError."""
-        return self._positions[text]
 
     def stored_words(self, position: int) -> Array | None:
         """The payload at a position, or None where a piece has none."""
@@ -121,10 +97,6 @@ class MergedDump(DumpView):
         """The stored sample at a position, of tensors that are whole on a rank."""
         original = self._recipes[position].original
         return None if original is None else self._dump.sample(original.key)
-
-    def close(self) -> None:
-        """Close the ranks' files."""
-        self._dump.close()
 
     def is_worst(self, text: str) -> bool:
         """Whether a record stands for replicas that differ. Raises KeyError."""
