@@ -109,6 +109,12 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         help="write nothing: run the script up to the end of its second recorded step, and print what the larger takes",
     )
     parser.add_argument(
+        "--world",
+        metavar="RANKS[/NODE]",
+        help="with --dry-run: how many ranks the job will have, and of these on a node, such as 1000/8 (default: the "
+        "launcher's WORLD_SIZE and LOCAL_WORLD_SIZE)",
+    )
+    parser.add_argument(
         "--reserve-free", metavar="SIZE", default="0", help="leave so much of the disk free, such as 20GB"
     )
     parser.add_argument("--keep", metavar="N", type=int, help="keep only the last N recorded steps on disk")
@@ -161,9 +167,13 @@ def read_options(arguments: argparse.Namespace) -> Any:
     from precision_align.recording.visits import PAYLOAD as VISIT_PAYLOAD
     from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
+    from precision_align.storage.projections import find_world
 
     if arguments.plan and arguments.select:
         raise UsageError("--plan says which modules to record: leave --select out")
+    if arguments.world is not None and not arguments.dry_run:
+        raise UsageError("--world says for how many ranks --dry-run shall reckon: it goes with --dry-run")
+    find_world(arguments.world)
     if arguments.output is None and not arguments.dry_run:
         raise UsageError("-o DUMP names the folder to write")
     visit = read_visit(arguments)
@@ -260,12 +270,17 @@ def _is_starter(filename: str) -> bool:
 
 
 def report_count(counted: CountingSink, arguments: argparse.Namespace, status: int) -> int:
-    """Say what a dump would take: bytes and files a step of this rank."""
+    """Say what a dump would take: bytes and files a step of this rank, and of all at each tier."""
     if not counted.steps:
         print_log("nothing would be recorded: no step with a model call was seen")
         return status or NOT_CAPTURED
     step = max(counted.steps, key=lambda step: step.nbytes)
+    from precision_align.storage.projections import find_world, project, to_dict
+
+    world = find_world(arguments.world)
+    projected = project(step.tiers, step.tensors, step.raw_bytes, world)
     row = {**asdict(step), "nbytes": step.nbytes, "free_bytes": _find_free(arguments.output)}
+    row["projection"] = to_dict(projected, world)
     if arguments.json:
         print_json(row)
         return status
@@ -273,6 +288,25 @@ def report_count(counted: CountingSink, arguments: argparse.Namespace, status: i
     print(f"  payloads {format_size(step.payload_bytes)}, tables {format_size(step.table_bytes)}")
     free = format_size(_find_free(arguments.output))
     print(f"  {format_size(step.nbytes)} a step and rank; {free} are free at {arguments.output}")
+    heads = (
+        "all tensors as",
+        "this rank",
+        f"node of {world.local}",
+        f"all {world.ranks} ranks",
+        "to write",
+        "to compare",
+    )
+    lines = [heads] + [
+        (
+            tier,
+            *(format_size(size) for size in (one.rank, one.node, one.world)),
+            f"{one.seconds:.2g} s",
+            f"{one.comparison:.2g} s",
+        )
+        for tier, one in projected.items()
+    ]
+    for line in lines:
+        print("  " + "".join(f"{cell:<16}" for cell in line).rstrip())
     return status
 
 

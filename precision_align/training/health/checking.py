@@ -7,8 +7,10 @@ from collections.abc import Sequence, Set
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
+from precision_align.training.health.consequences import mark_consequences
 from precision_align.training.health.costs import compare_costs, measure_costs
 from precision_align.training.health.facts import Facts, gather_facts
+from precision_align.training.health.families import Families
 from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
 from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
 from precision_align.training.health.groups import Groups
@@ -38,7 +40,8 @@ def check_health(
     if not facts.dump.records:
         raise NothingInCommon(f"{_name(dump)} holds no record of a tensor: there is nothing to check; record it again")
     groups = Groups(facts.dump)
-    reduced = list(check_reductions(facts, groups, replicas))
+    families = Families(facts, groups)
+    reduced = list(check_reductions(facts, groups, families, replicas))
     explained = {finding.place for finding in reduced}
     findings = [
         *find_origin(facts),
@@ -48,7 +51,7 @@ def check_health(
         *check_gradients(facts),
         *check_norms(facts),
         *check_scales(facts),
-        *(one for one in check_replicas(facts, groups, replicas) if not _repeats(one, explained)),
+        *(one for one in check_replicas(facts, groups, families, replicas) if not _repeats(one, explained)),
         *reduced,
         *check_peers(facts, groups, replicas),
     ]
@@ -63,7 +66,7 @@ def check_health(
         ranks=tuple(facts.dump.ranks),
         findings=_order(findings),
         checks=_count_evidence(facts, groups, reference is not None),
-        notes=tuple(facts.dump.notes),
+        notes=(*facts.dump.notes, *families.describe()),
         costs=costs,
     )
 
@@ -87,7 +90,10 @@ def _name(dump: Dump | str | os.PathLike[str]) -> str:
 
 def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(
-        sorted(merge(findings), key=lambda finding: (finding.severity != Severity.FAULT, finding.step, finding.rank))
+        sorted(
+            mark_consequences(merge(findings)),
+            key=lambda finding: (list(Severity).index(finding.severity), finding.step, finding.rank),
+        )
     )
 
 
