@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
 import torch
@@ -104,6 +104,7 @@ class Stager:
         self._copies: dict[int, Staged] = {}  # by the address that was copied
         self._held_bytes = 0
         self._on_device: dict[int, tuple[Any, tuple[Any, ...], Staged]] = {}
+        self._written_silently: dict[int, Any] = {}
 
     def forget(self) -> None:
         """Drop all remembered copies (at a step's end, or when a device reuses memory behind our back)."""
@@ -193,6 +194,16 @@ class Stager:
         room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         return Staged(form, self._slab.array, address)
 
+    def distrust(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copies of these are not handed out again: kernels write them without counting a version, as that of batch
+        normalisation does with its running statistics.
+        """
+        self._written_silently = {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def _is_distrusted(self, tensor: torch.Tensor) -> bool:
+        known = self._written_silently.get(id(tensor))
+        return known is not None and known() is tensor
+
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
         shard = describe_shard(tensor)
         if shard is not None:
@@ -206,7 +217,7 @@ class Stager:
             plain = self._stage_plain(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
-        state = _version_state(tensor)
+        state = None if self._is_distrusted(tensor) else _version_state(tensor)
         known = self._on_device.get(id(tensor))
         if known is not None and state is not None and known[0]() is tensor and known[1] == state:
             return known[2]

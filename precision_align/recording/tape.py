@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -137,6 +137,11 @@ class Tape:
         """A copy of the tensor, possibly one that was made before."""
         with self._lock:
             return self._stager.stage(tensor)
+
+    def distrust(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What kernels may write without telling torch: these tensors are copied anew each time."""
+        with self._lock:
+            self._stager.distrust(tensors)
 
     def record(
         self,
