@@ -25,6 +25,7 @@ VERBS = (
     "show",
     "compare",
     "certify",
+    "bisect",
     "pack",
     "unpack",
     "loss",
