@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--candidates",
         metavar="LIST",
         default="auto",
-        help="by commas, WHAT or WHAT=HOW as for capture --swap; auto: what --report (or the run without swaps) blames, "
-        "then all modules without children (default: auto)",
+        help="by commas, WHAT or WHAT=HOW as for capture --swap; auto: what --report (or the run without swaps) "
+        "blames, then all modules that compute (default: auto)",
     )
     parser.add_argument(
         "--kind", choices=("cpu", "composed", "fp32"), default="cpu", help="HOW where it is not given (default: cpu)"

@@ -4,6 +4,7 @@ They take the function's own arguments, run on the device of its tensors, are di
 kernel that is under suspicion. Part of the live half.
 """
 
+# ruff: noqa: A002, A006 -- the arguments have the names that the functions give them
 from __future__ import annotations
 
 from functools import cache
@@ -51,9 +52,7 @@ def _mish(input: Tensor, inplace: bool = False) -> Any:
 
 
 def _soften(log: bool) -> Compute:
-    def run(
-        input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None
-    ) -> Any:
+    def run(input: Tensor, dim: Optional[int] = None, _stacklevel: int = 3, dtype: Optional[torch.dtype] = None) -> Any:
         _refuse(dim is None, "softmax without dim")
         return _run("softmax", input, x=input if dtype is None else input.to(dtype), dim=dim, log=log)
 

@@ -100,8 +100,8 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
     records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
-    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted; ``swaps``: what is
-    executed in another way.
+    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted; ``swaps``: what
+    is executed in another way.
     """
 
     taps: Optional[Taps] = None

@@ -19,6 +19,7 @@ from precision_align.core.dtypes import DTYPES
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
 from precision_align.recording.shards import describe_shard, local_shard
 from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
+from precision_align.recording.storages import storage_of
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
@@ -110,6 +111,7 @@ class Stager:
         """Drop all remembered copies (at a step's end, or when a device reuses memory behind our back)."""
         self._copies.clear()
         self._on_device.clear()
+        self._on_device.clear()
         self._held_bytes = 0
 
     def release(self) -> None:
@@ -199,6 +201,17 @@ class Stager:
         normalisation does with its running statistics.
         """
         self._written_silently = {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def forget_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These, and what shares their memory, were just written by an operator. Inside a dispatch mode torch counts a
+        version later, and for lists of tensors (``_foreach_add_``) never.
+        """
+        written = {key.cdata for tensor in tensors if (key := storage_of(tensor)) is not None}
+        for name, (reference, _, _) in list(self._on_device.items()):
+            tensor = reference()
+            key = None if tensor is None else storage_of(tensor)
+            if key is None or key.cdata in written:
+                del self._on_device[name]
 
     def _is_distrusted(self, tensor: torch.Tensor) -> bool:
         known = self._written_silently.get(id(tensor))

@@ -24,7 +24,7 @@ from precision_align.recording.functions import name_function
 from precision_align.recording.hooks import first_names, is_compiling
 from precision_align.recording.hopping import Hop, Looks, choose_conversion, learn_looks, without_autocast
 from precision_align.recording.modes import enabled_autocast
-from precision_align.recording.operators import computes
+from precision_align.recording.operators import computes, find_written
 from precision_align.recording.shards import is_distributed
 from precision_align.recording.shortfalls import Shortfalls
 from precision_align.recording.structures import flatten_arguments
@@ -108,7 +108,9 @@ class Swapper(Companion):
         if self._operators is not None:
             self._operators.follow = self._follow_operator
             cleanup.callback(setattr, self._operators, "follow", None)
-        hooks = torch.nn.modules.module  # a backward pass runs without function modes, what a checkpoint repeats in it, too
+        hooks = (
+            torch.nn.modules.module
+        )  # a backward pass runs without function modes, what a checkpoint repeats in it, too
         cleanup.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
         cleanup.callback(hooks.register_module_forward_hook(self._leave, always_call=True).remove)
         self.attach()
@@ -154,7 +156,9 @@ class Swapper(Companion):
             self._say(f"not swapped, {text}")
         for swap in self._swaps:
             if not self.counts[swap.text]:
-                known = f"; composed equivalents: {', '.join(load_composed())}" if swap.kind is SwapKind.COMPOSED else ""
+                known = (
+                    f"; composed equivalents: {', '.join(load_composed())}" if swap.kind is SwapKind.COMPOSED else ""
+                )
                 self._say(
                     f"the swap {swap.text} changed nothing: no module, function or operator that was called fits{known}"
                 )
@@ -259,23 +263,27 @@ class Swapper(Companion):
             return func(*args, **kwargs)
 
     def _follow_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = self._run_operator(func, args, kwargs)
+        written = find_written(func, args, kwargs)
+        if written:
+            self._tape.forget_written(tensor for _, tensor in written)
+        return result
+
+    def _run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = str(func)
         swap = self._find(name) if not self._is_inside and name.startswith("aten.") else None
         if swap is None:
             return func(*args, **kwargs)
-        function = func
-        if swap.kind is SwapKind.COMPOSED:
-            function = torch._decomp.decomposition_table.get(func)
-        if function is None or not computes(func):
-            self._left.add("it is a view" if function is not None else "torch has no decomposition of it", name)
+        composed = torch._decomp.decomposition_table.get(func) if swap.kind is SwapKind.COMPOSED else func
+        if composed is None or not computes(func):
+            self._left.add("it is a view" if composed is not None else "torch has no decomposition of it", name)
             return func(*args, **kwargs)
         self.counts[swap.text] += 1
         with self._inside():
-            if swap.kind is SwapKind.COMPOSED:
-                return Hop(lambda tensor: tensor).bring_back(
-                    function(*args, **kwargs), self._look(name, func, args, kwargs, None)
-                )
-            return self._hop(swap, name, func, args, _place(kwargs, swap.kind))
+            if swap.kind is not SwapKind.COMPOSED:
+                return self._hop(swap, name, func, args, _place(kwargs, swap.kind))
+            looks = self._look(name, func, args, kwargs, None)
+            return Hop(lambda tensor: tensor).bring_back(composed(*args, **kwargs), looks)
 
 
 class _ComposeAll(TorchFunctionMode):

@@ -143,6 +143,11 @@ class Tape:
         with self._lock:
             self._stager.distrust(tensors)
 
+    def forget_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An operator has written these: their next copies are made anew."""
+        with self._lock:
+            self._stager.forget_written(tensors)
+
     def record(
         self,
         place: Place,

@@ -25,8 +25,8 @@ from precision_align.recording.origins import plain_attributes
 from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
-from precision_align.recording.swaps import Swap
 from precision_align.recording.structures import flatten_arguments
+from precision_align.recording.swaps import Swap
 from precision_align.recording.visits import Visit, divide
 from precision_align.storage.counting import CountingSink
 
@@ -36,8 +36,9 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``begin``: the start pack to write, or to begin from; ``swaps``: what is executed in another way; ``visit``: a budget for all of it; ``dry_run``: write nothing,
-    and end the script after its first two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``swaps``: what is executed in another way; ``visit``: a
+    budget for all of it; ``dry_run``: write nothing, and end the script after its first two recorded steps (see
+    ``Launch.counted``).
     """
 
     path: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +87,7 @@ class Criterion:
 
     def _judge_series(self, dump: Dump) -> tuple[str, str]:
         ours = read_series(dump, self.series)
-        theirs = dict(_pairs(read_series(self.reference, self.series)))
+        theirs = dict(_pairs(read_series(str(self.reference), self.series)))
         common = [(step, value, theirs[step]) for step, value in _pairs(ours) if step in theirs]
         if not common:
             return UNRESOLVED, f"no step of {self.series} in common with the reference"
@@ -193,7 +192,7 @@ class Laboratory:
         }
         draft = self.folder / f"{_LEDGER}.tmp"
         draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, self.folder / _LEDGER)
+        draft.replace(self.folder / _LEDGER)
 
 
 class OutOfRuns(Exception):

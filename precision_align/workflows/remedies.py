@@ -45,7 +45,7 @@ def elsewhere(compute, change, module=None):
     """``compute`` (a module's forward, a function) on changed inputs and parameters, out of autocast, and back."""
 
     def call(*args, **kwargs):
-        given, changed = [], []
+        given = []
         convert((args, kwargs), given.append)
         own = {{}} if module is None else dict([*module.named_parameters(), *module.named_buffers()])
         device = next((t.device for t in [*given, *own.values()] if t.device.type != "cpu"), torch.device("cpu"))
@@ -82,8 +82,7 @@ def _treat(name: str, kind: str) -> list[str]:
     if kind == "composed":
         return _compose(name)
     if name.startswith("torch."):
-        owner, _, function = name.rpartition(".")
-        return [f"{name} = elsewhere({name}, {_CHANGE[kind]})  # or only where {owner.rpartition('.')[2]}.{function} is called"]
+        return [f"{name} = elsewhere({name}, {_CHANGE[kind]})"]
     return [f"part = model.get_submodule({name!r})", f"part.forward = elsewhere(part.forward, {_CHANGE[kind]}, part)"]
 
 

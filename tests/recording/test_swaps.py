@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -30,11 +29,15 @@ def npu():
     simulated.set_profile("none")
 
 
+def descend(parameters):
+    return torch.optim.SGD(parameters, 0.1)
+
+
 @pytest.fixture
 def train(new_sink, loss_of):
     """Trains two steps; gives the state and gradients, and the dump."""
 
-    def run(build, batch, swap=None, device="cpu", learn=partial(torch.optim.SGD, lr=0.1), **options):
+    def run(build, batch, swap=None, device="cpu", learn=descend, **options):
         torch.manual_seed(3)
         model = build().to(device)
         optimizer = learn(model.parameters())
@@ -56,14 +59,13 @@ def differ(left, right, tolerance=0.0):
     return any(not torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance) for a, b in zip(left, right))
 
 
-@pytest.mark.parametrize("pattern", ["*", "?*"], ids=["the whole", "its parts"])
-def test_a_right_device_computes_the_same_on_the_cpu(npu, train, kind, pattern):
+def test_a_right_device_computes_the_same_on_the_cpu(npu, train, kind):
     if hasattr(kind.build(), "blocks") and hasattr(kind.build(), "emb"):
         pytest.skip("it makes its mask on the CPU")
     npu()
     expected, _ = train(kind.build, kind.batch, device="npu", learn=kind.optimizer)
-    found, dump = train(kind.build, kind.batch, {pattern: "cpu"}, "npu", learn=kind.optimizer)
-    assert dump.info.capture["swapped"][f"{pattern}=cpu"] >= 2
+    found, dump = train(kind.build, kind.batch, {"?*": "cpu"}, "npu", learn=kind.optimizer)
+    assert dump.info.capture["swapped"]["?*=cpu"] >= 2
     # gradients of one tensor's several uses are summed in another order
     assert not differ(expected, found, 1e-6)
     devices = {record.key.scope: record.device for record in dump.records if record.key.role == "output"}
@@ -84,11 +86,15 @@ class Normed(nn.Module):
         return self.down(nn.functional.gelu(h))
 
 
+class Recomputed(Normed):
+    def __init__(self):
+        super().__init__(recompute=True)
+
+
 def batch():
     return (torch.randn(4, 6).requires_grad_(),)
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "checkpoint"])
 @pytest.mark.parametrize(
     "swap",
     [
@@ -100,16 +106,16 @@ def batch():
         "aten.native_layer_norm*=composed",
     ],
 )
-def test_each_kind_of_swap_cures_a_broken_operator(npu, train, swap, recompute):
+def test_each_kind_of_swap_cures_a_broken_operator(npu, train, swap):
     right, _ = train(Normed, batch)
     npu("scale@*:layer_norm:value=1.5:call=*")
-    broken, _ = train(lambda: Normed(recompute), batch, device="npu")
+    broken, _ = train(Recomputed, batch, device="npu")
     pattern, _, how = swap.partition("=")
-    cured, dump = train(lambda: Normed(recompute), batch, {pattern: how}, "npu")
+    cured, dump = train(Recomputed, batch, {pattern: how}, "npu")
     assert differ(right, broken, 1e-3)
     assert not differ(right, cured, 1e-5)
-    # a glob of an operator fits its backward, too
-    assert dump.info.capture["swapped"][swap] == (4 if recompute else 2) + (2 if pattern.endswith("*") else 0)
+    # each call comes twice; a glob of an operator fits its backward, too
+    assert dump.info.capture["swapped"][swap] == (6 if pattern.endswith("*") else 4)
     assert any(f"on purpose: {swap}" in note for note in dump.notes)
 
 
@@ -134,11 +140,14 @@ class Low(nn.Module):
             return self.last(torch.cat([self.first(x)])).float()
 
 
-@pytest.mark.parametrize("swap", [{"first": "fp32"}, {"torch.nn.functional.linear": "fp32"}], ids=["module", "function"])
+@pytest.mark.parametrize(
+    "swap", [{"first": "fp32"}, {"torch.nn.functional.linear": "fp32"}], ids=["module", "function"]
+)
 def test_float32_out_of_autocast_keeps_the_dtypes(train, swap):
     rounded, plain = train(Low, lambda: (torch.randn(4, 64),))
     found, dump = train(Low, lambda: (torch.randn(4, 64),), swap)
-    assert differ(rounded, found) and not differ(rounded, found, 1e-2)
+    assert differ(rounded, found)
+    assert not differ(rounded, found, 1e-2)
     dtypes = [{r.key.scope: r.dtype for r in d.records if r.key.role == "output"} for d in (plain, dump)]
     assert dtypes[0] == dtypes[1]
     assert sum(dump.info.capture["swapped"].values()) >= 2
@@ -170,7 +179,9 @@ def test_what_is_written_in_place_and_what_comes_back_stay_themselves(npu, new_s
         with capture(model, None, sink=new_sink(), swap=swap):
             out = model["cell"](x, cache, scale=2.0)
             out["y"].sum().backward()
-        assert out["parts"][0] is x and out["parts"][1] is cache and out["n"] == 3
+        assert out["parts"][0] is x
+        assert out["parts"][1] is cache
+        assert out["n"] == 3
         own = dict(model.named_buffers())
         results.append([out["y"], cache, x.grad, own["cell.count"], own["cell.last"]])
         assert all(tensor.device.type == "npu" for tensor in results[-1])
@@ -228,7 +239,8 @@ def test_what_could_not_be_swapped_is_said(new_sink):
         with capture(model, None, sink=new_sink(), swap={"0": "composed", "aten.t.default": "cpu"}):
             model(torch.ones(2, 3))
     texts = " ".join(str(one.message) for one in told)
-    assert "it is a view: " in texts and "aten.t.default" in texts and "0=composed changed nothing" in texts
+    for text in ("it is a view: ", "aten.t.default", "0=composed changed nothing"):
+        assert text in texts
 
 
 def test_running_statistics_of_a_device_are_recorded_as_they_change(npu, train):
@@ -249,3 +261,26 @@ def test_running_statistics_of_a_device_are_recorded_as_they_change(npu, train):
     found = read("npu")
     assert found == read("cpu")
     assert len({str(value) for key, value in found if key.endswith("after.running_mean")}) == 2
+
+
+def test_optimizer_states_of_a_device_are_recorded_as_they_change_among_operators(npu, train):
+    """Inside a dispatch mode torch counts no version where a list of tensors is written."""
+    npu()
+
+    def read(device):
+        def adamw(parameters):
+            return torch.optim.AdamW(parameters, 0.1, foreach=True)
+
+        sources = ("optimizer", "operators")
+        _, dump = train(Normed, batch, device=device, learn=adamw, sources=sources)
+        return {
+            str(record.key): torch.from_numpy(dump.payload(record.key))
+            for record in dump.records
+            if record.key.role == "state" or "written" in record.key.path
+        }
+
+    found, expected = read("npu"), read("cpu")
+    assert {key for key in found if "after.exp_avg" in key}
+    assert {key for key in found if "written" in key}
+    common = found.keys() & expected.keys()
+    assert [key for key in sorted(common) if not torch.allclose(found[key], expected[key], atol=1e-6)] == []
