@@ -11,6 +11,7 @@ VENV=${VENV:-.venv-oldest}
 # 2.4), the backward of ChannelShuffle; the wording of its error on lazy
 # modules; and one test whose own rounding trips over a cast of NumPy 1.
 PYTHONPATH=. "$VENV/bin/python" -m pytest -q -p no:cacheprovider tests/core tests/numerics tests/storage tests/recording \
+  tests/launching \
   tests/replay --ignore=tests/numerics/test_judgement_builds.py --ignore=tests/replay/test_backward.py \
   -k "not custom_operators and not ChannelShuffle and not uninitialised_lazy and not autocast_rounding \
       and not know_the_types_of_torch and not a_dictionary_of_tensors and not one_wrong_element" "$@"

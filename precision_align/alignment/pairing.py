@@ -11,6 +11,8 @@ from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 
 from precision_align.alignment.side import Node, Side, Unit, collect_fingerprints
+from precision_align.core.records import TensorRecord
+from precision_align.core.terms import Phase, Role
 
 
 class Alignment:
@@ -25,6 +27,18 @@ class Alignment:
         if reference is not None:
             self._pair_units(reference)
             self._pair_calls(reference)
+
+    def pair_owned(self, node: Node) -> list[tuple[TensorRecord, TensorRecord | None]]:
+        """A call's own parameters, as they stood at the start of its step, with their partners."""
+        unit, partner = node.unit, self.units.get(node.unit)
+        kind = Role.PARAMETER, Phase.FORWARD
+        ours = self.candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
+        theirs = (
+            self.reference.select_owned(partner.rank, partner.step, *kind, node.scope)
+            if self.reference is not None and partner is not None
+            else {}
+        )
+        return [(record, theirs.get(place)) for place, record in ours.items()]
 
     def _pair_units(self, reference: Side) -> None:
         for rank in sorted({unit.rank for unit in self.candidate.units}):

@@ -42,7 +42,11 @@ class Node:
 
     def select(self, phase: Phase, role: Role) -> dict[str, TensorRecord]:
         """Path -> record of one phase and role, in recorded order."""
-        return {place[2]: record for place, record in self.tensors.items() if place[:2] == (phase, role)}
+        return {
+            path: record
+            for (own_phase, own_role, path), record in self.tensors.items()
+            if own_phase == phase and own_role == role
+        }
 
     @property
     def inputs(self) -> dict[str, TensorRecord]:
@@ -67,9 +71,12 @@ class Node:
 
 
 class Side:
-    """One run of a comparison. ``steps``: (rank, step) -> the optimizers' calls."""
+    """One run of a comparison. ``steps``: (rank, step) -> the optimizers' calls.
 
-    def __init__(self, dump: Dump) -> None:
+    ``renames``: aligned scope -> the name that the other run has for it.
+    """
+
+    def __init__(self, dump: Dump, renames: Mapping[str, str] | None = None) -> None:
         self.dump = dump
         self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OTHER_SCOPES)]
         self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
@@ -82,7 +89,10 @@ class Side:
         self._updates: dict[tuple[int, int], list[tuple[Owner, TensorRecord]]] = defaultdict(list)
         owned = [record for record in dump.records if not self._file_call(record)]
         scopes = [*dump.info.modules, *(call.scope for call in self.calls)]
-        self.names = align_names(scopes, dump.info.modules, self._find_working())
+        aligned = align_names(scopes, dump.info.modules, self._find_working())
+        new = renames or {}
+        self.names = {raw: name if name is None else new.get(name, name) for raw, name in aligned.items()}
+        self.renamed = frozenset(raw for raw, name in aligned.items() if name in new)
         for record in owned:
             self._file_state(record)
         for updates in self._updates.values():
@@ -193,6 +203,13 @@ class Side:
     def select_owned(self, rank: int, step: int, role: Role, phase: Phase, scope: str) -> Mapping[Owner, TensorRecord]:
         """The part of :meth:`select_state` that belongs to one aligned scope."""
         return self._owned.get((rank, step, role, phase, scope), {})
+
+    def lacks_module(self, rank: int, step: int, scope: str, theirs: Iterable[Owner]) -> bool:
+        """Whether a module is not in this program, which has others in its place: parameters of modules that
+        ``theirs``, the other run's, are not of. Where it has none, the module was lost, which is a fault.
+        """
+        ours = {owner for owner, _ in self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD)}
+        return scope not in ours and bool(ours - {owner for owner, _ in theirs})
 
     def select_nodes(self, rank: int, step: int) -> Sequence[Node]:
         """The calls of one step, in exit order."""

@@ -22,8 +22,10 @@ from precision_align.reporting.languages import LANGUAGES, detect_language, say
 VERBS = (
     "demo",
     "capture",
+    "collect",
     "show",
     "compare",
+    "regimes",
     "certify",
     "bisect",
     "pack",
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from precision_align.cli.output import finish_output, prepare_streams
 
     prepare_streams()
+    _disarm()
     words = list(sys.argv[1:] if argv is None else argv)
     language = find_language(words)
     try:
@@ -79,6 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return known.exit_status
         _print_error(phrase_crash(error, language))
         return CRASHED
+
+
+def _disarm() -> None:
+    if "PRECISION_ALIGN" in os.environ:  # it is for programs that train
+        from precision_align.recording.arming import disarm
+
+        disarm()
 
 
 def find_language(words: Sequence[str]) -> str:

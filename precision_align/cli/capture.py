@@ -25,9 +25,10 @@ NOT_CAPTURED = 3  # the dump that was asked for does not exist
 _TIERS = "fingerprint, statistics, sketch, sample or full"
 
 _EPILOGUE = f"""\
-Everything after -- is the script and its own arguments, or -m MODULE and its arguments:
+Everything after -- is the script and its own arguments, -m MODULE and its arguments, or a launcher and its own:
   {PROGRAM} capture -o runs/reference --steps 0-3 -- train.py --epochs 1
-  torchrun --nproc-per-node 2 --no-python {PROGRAM} capture -o runs/ddp -- train.py
+  {PROGRAM} capture -o runs/ddp -- torchrun --nproc-per-node 2 train.py
+  torchrun --nproc-per-node 2 -m precision_align capture -o runs/ddp -- train.py
 The script runs as it would by itself; what it prints and its exit status stay its own.
 Exit status: the script's; 3 where it ended well but nothing was captured, or nothing could be written.
 """
@@ -39,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"{PROGRAM} capture -o DUMP [options] -- script.py [arguments]"
     parser.add_argument("-o", "--output", metavar="DUMP", help="the folder to write; --dry-run needs none")
+    parser.add_argument(
+        "--node-local",
+        metavar="DIR",
+        help="write under this folder of the node's own disk instead, under DUMP's name; 'collect' makes DUMP of them",
+    )
     parser.add_argument("--steps", metavar="LIST", help='which steps, such as "3,10-12" (default: all)')
     parser.add_argument(
         "--payload",
@@ -54,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sources",
         metavar="LIST",
         default="modules,gradients,parameters,optimizer",
-        help="what to record, by commas (default: %(default)s; also functions, operators)",
+        help="what to record, by commas (default: %(default)s; also functions, operators, collectives)",
     )
     parser.add_argument(
         "--model",
@@ -125,6 +131,12 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         help="compress payloads (needs hdf5plugin: pip install 'precision-align[compress]')",
     )
     parser.add_argument(
+        "--weights-from",
+        metavar="CHECKPOINT",
+        help="a .pt or .safetensors file, or a folder of them: parameters and buffers that equal a tensor in it are "
+        "kept as a reference to it, not as a copy",
+    )
+    parser.add_argument(
         "--fsync",
         choices=FSYNC,
         default="never",
@@ -152,6 +164,7 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
         keep=arguments.keep,
         compress=arguments.compress,
         fsync=arguments.fsync,
+        weights_from=arguments.weights_from,
     )
 
 
@@ -169,6 +182,8 @@ def read_options(arguments: argparse.Namespace) -> Any:
         raise UsageError("-o DUMP names the folder to write")
     visit = read_visit(arguments)
     arguments.output = arguments.output or "."
+    if arguments.node_local:
+        arguments.output = str(Path(arguments.node_local) / Path(arguments.output).name)
     payload = {**(VISIT_PAYLOAD if visit else {}), **read_payload(arguments.payload, visit is None)}
     return LaunchOptions(
         path=arguments.output,
@@ -206,11 +221,17 @@ def _read_swaps(words: list[str]) -> dict[str, str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script. Returns its exit status."""
-    from precision_align.recording.launching import run_script
+    from precision_align.cli.launchers import is_launcher, run_launcher
+    from precision_align.recording.launching import check_folder, check_options, run_script
     from precision_align.recording.watching import Launch
 
+    asked = argparse.Namespace(**vars(arguments))
     options = read_options(arguments)
     words = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    if is_launcher(words):
+        check_options(options)
+        check_folder(options)
+        return run_launcher(words, asked, Path(options.path))
     launch = Launch()
     status = 0
     try:
@@ -228,6 +249,9 @@ def run(arguments: argparse.Namespace) -> int:
         status = 1
     if launch.counted is not None:
         return report_count(launch.counted, arguments, status)
+    if launch.failure is not None:
+        print_log(f"error nothing was captured: {launch.failure}")
+        return status or NOT_CAPTURED
     return report(launch.recorder, arguments, status)
 
 
@@ -299,7 +323,8 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
     print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
-    print_log(f"next: {join_command('show', arguments.output)}")
+    following = ("collect", arguments.output, "-o", "DUMP") if arguments.node_local else ("show", arguments.output)
+    print_log(f"next: {join_command(*following)}")
     report_start(recorder, arguments)
     if arguments.json:
         counts = {"steps": recorder.num_steps, "records": recorder.num_records}

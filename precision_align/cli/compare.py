@@ -35,6 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="the reference's code: a torch.nn.Module, or a function without arguments that makes one; it is imported",
     )
+    parser.add_argument(
+        "--rename",
+        metavar="FILE",
+        help='where the two programs name modules differently: a TOML file, [modules], "candidate" = "reference"; '
+        "without one they are paired by their content",
+    )
+    parser.add_argument(
+        "--again",
+        metavar="DUMP",
+        action="append",
+        default=[],
+        help="a further run of the candidate on the same data: what differs on bit-equal inputs is nondeterministic; "
+        "may be given more than once",
+    )
+    parser.add_argument(
+        "--reference-again", metavar="DUMP", action="append", default=[], help="a further run of the reference"
+    )
     parser.add_argument("--rules", metavar="FILE", help="a TOML file with rules of yours, each with its reason")
     parser.add_argument("--library", metavar="DIR", help="an operator library of yours instead of the bundled one")
     parser.add_argument(
@@ -42,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="for .npy, .npz, .pt or .safetensors files of another tool: what their names mean, such as "
         "'step{step}/{scope}.{role}.{path}', or a TOML file",
+    )
+    parser.add_argument(
+        "--layout",
+        metavar="FILE",
+        help="how the tensors of a candidate on several ranks lie, against a reference of one device: a TOML file with "
+        "[mesh] and [tensors], such as 'blocks.*.mlp' = 'b s h[tp]'; by default from DTensors and by content",
     )
     parser.add_argument(
         "-o",
@@ -63,6 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLUSTER",
         help="share the work out to a Dask cluster: tcp://HOST:PORT, or how many workers to start here",
     )
+    add_minimum(parser)
+
+
+def add_minimum(parser: argparse.ArgumentParser) -> None:
+    """--min-coverage."""
     parser.add_argument(
         "--min-coverage",
         metavar="SHARE",
@@ -70,6 +98,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.5,
         help="share of the records that must be judged before 'aligned' is believed (default: 0.5)",
     )
+    parser.add_argument(
+        "--time-budget",
+        metavar="SECONDS",
+        type=_seconds,
+        help="begin nothing more after so long; the most suspicious calls are judged first, and with -o the same "
+        "command goes on from there (default: judge all)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _share(text: str) -> float:
@@ -88,10 +133,17 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments.output)
     if (arguments.shard or arguments.merge or arguments.dask) and not arguments.output:
         raise UsageError("--shard, --merge and --dask need -o FILE: the parts lie beside it")
+    if arguments.shard and arguments.time_budget:
+        raise UsageError("--time-budget is for a whole comparison: a share is measured whole, so leave one of them out")
     if arguments.shard:
         return _measure_shard(reference, candidate, arguments)
     report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
+    return finish(report, arguments)
+
+
+def finish(report: Report, arguments: argparse.Namespace) -> int:
+    """The exit status of a report; says on stderr where too little was judged to call it aligned."""
     status = find_status(report, arguments.min_coverage)
     if status == NOT_COMPARABLE and report.verdict == Verdict.ALIGNED:
         print_log(_phrase_coverage(report, arguments.min_coverage, arguments.lang))
@@ -133,14 +185,21 @@ def _compare_and_save(reference: str | None, candidate: str, arguments: argparse
         try:
             report = _compare(reference, candidate, arguments, replay, journal)
         except KeyboardInterrupt:
-            journal.flush()
-            if journal.is_kept:
-                print_log(say(arguments.lang, "cli.kept", path=journal.path))
+            _keep(journal, arguments.lang)
             raise
         for path in arguments.output:
             print_log(say(arguments.lang, "cli.saved", path=report.save(path, language=arguments.lang)))
-        journal.remove()
+        if report.is_partial:
+            _keep(journal, arguments.lang)
+        else:
+            journal.remove()
     return report
+
+
+def _keep(journal: Journal, language: str) -> None:
+    journal.flush()
+    if journal.is_kept:
+        print_log(say(language, "cli.kept", path=journal.path))
 
 
 def _load_replay(arguments: argparse.Namespace) -> Any:
@@ -155,11 +214,13 @@ def _open_journal(reference: str | None, candidate: str, arguments: argparse.Nam
     from precision_align.workflows.sharding import Job, find_folder, merge_parts
 
     if arguments.merge or arguments.dask:
-        job, folder = Job(reference, candidate, replay, arguments.naming), find_folder(arguments.output[0])
+        job = Job(reference, candidate, replay, arguments.naming, arguments.layout, arguments.rename)
+        folder = find_folder(arguments.output[0])
         if arguments.dask:
             _measure_on_cluster(job, folder, arguments)
         return merge_parts(job, folder)
-    sides = {"rules": arguments.rules, "naming": arguments.naming}
+    names = ("rules", "naming", "layout", "rename")
+    sides = {name: getattr(arguments, name) for name in names}
     journal = open_journal(arguments.output[0], reference, candidate, **sides)
     if journal.num_known:
         print_log(say(arguments.lang, "cli.resumed", count=journal.num_known, path=journal.path))
@@ -180,7 +241,7 @@ def _measure_shard(reference: str | None, candidate: str, arguments: argparse.Na
     from precision_align.workflows.sharding import Job, find_folder, measure_shard, parse_shard
 
     shard = parse_shard(arguments.shard)
-    job = Job(reference, candidate, _load_replay(arguments), arguments.naming)
+    job = Job(reference, candidate, _load_replay(arguments), arguments.naming, arguments.layout, arguments.rename)
     with Progress("judging") as progress:
         path = measure_shard(job, shard, find_folder(arguments.output[0]), progress)
     print_log(say(arguments.lang, "cli.saved", path=path))
@@ -201,9 +262,14 @@ def _compare(
             replay=replay,
             library=arguments.library,
             naming=arguments.naming,
+            layout=arguments.layout,
+            rename=arguments.rename,
+            again=arguments.again,
+            reference_again=arguments.reference_again,
             progress=progress,
             reading=reading,
             journal=journal,
+            time_budget=arguments.time_budget,
         )
 
 

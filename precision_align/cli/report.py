@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from precision_align.cli.compare import add_minimum, finish
 from precision_align.cli.output import print_log, print_report
 from precision_align.reporting.languages import say
 
@@ -11,7 +12,7 @@ SUMMARY = "turn a saved result into HTML, Markdown or JUnit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RESULT.json and where to write."""
+    """RESULT.json, --rules, --min-coverage, and where to write."""
     parser.add_argument("result", metavar="RESULT.json", help="what 'compare -o report.json' saved")
     parser.add_argument(
         "-o",
@@ -21,17 +22,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="where to write: .html, .md, .xml (JUnit), .csv or .json; may be given more than once",
     )
+    parser.add_argument(
+        "--rules",
+        metavar="FILE",
+        help="judge the saved records again under another TOML file of rules and thresholds, from their saved metrics; "
+        "the exit status then follows the verdict, as in compare",
+    )
+    add_minimum(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, write, and show the first screen. Exit status 0: the result was shown, whatever its verdict."""
+    """Load, write, and show the first screen.
+
+    Exit status 0: the result was shown, whatever its verdict; with --rules as compare's.
+    """
     from precision_align.reporting.report import Report, check_target
 
     for path in arguments.output:
         check_target(path)
     report = Report.load(arguments.result)
+    if arguments.rules is not None:
+        from precision_align.workflows.rejudging import rejudge
+
+        report = rejudge(report, arguments.rules)
     for path in arguments.output:
         written = report.save(path, language=arguments.lang)
         print_log(say(arguments.lang, "cli.saved", path=written))
     print_report(report, as_json=arguments.json, language=arguments.lang)
-    return 0
+    return 0 if arguments.rules is None else finish(report, arguments)

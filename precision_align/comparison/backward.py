@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.refitting import WHOLE
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.forced import is_gradient_replaced, was_replaced
 from precision_align.comparison.forward import ForwardJudge, Owned
 from precision_align.comparison.raw import Gap, Pair, RawComparer
 from precision_align.comparison.replaying import ReplayProvider
-from precision_align.comparison.rows import RAW_GROWTH, Blame, blame_call, make_row, row_from_judgement, row_from_raw
+from precision_align.comparison.rows import (
+    RAW_GROWTH,
+    Blame,
+    Traced,
+    blame_call,
+    make_row,
+    row_from_judgement,
+    row_from_raw,
+)
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
@@ -71,6 +80,15 @@ class BackwardJudge:
                 reason = "a sum over all consumers, not this call's share"
             rows.append(row_from_raw(record, blame, gap, self._measure_sources(node, record.order), reason))
         return rows
+
+    def trace(self, node: Node) -> Iterator[Traced]:
+        """Each gradient that a call's own code computes, and everything that it is computed from."""
+        for child, record in self._list_targets(node):
+            yield (
+                self._blame(node, child),
+                (record, self._forward.find_partner(record)),
+                self._sources(node, record.order),
+            )
 
     def judge_lacking(self, nodes: Sequence[Node]) -> list[RecordResult]:
         """Activation gradients that the reference has and the candidate has not: the graph is cut somewhere.
@@ -225,15 +243,25 @@ class BackwardJudge:
     def _row_proportional(self, record: TensorRecord, blame: Blame, entered: float, what: str) -> RecordResult:
         """Raw evidence on what cannot be replayed: a difference like that of its sources came in with them."""
         gap = self._gap(record)
-        out = gap.metrics.get("raw_over_max", math.inf)
+        out = gap.size
         if gap.known and not gap.close and 0 < out <= RAW_GROWTH * entered < math.inf:
             note = f"{what}, and differs about as much as what it is made from"
             return make_row(record, blame, Status.PROPAGATED, "raw", metrics=gap.metrics, note=note)
         return row_from_raw(record, blame, gap, entered, what)
 
+    def list_results(self, node: Node) -> list[Pair]:
+        """What a call's own code made, with partners."""
+        return [(record, self._forward.find_partner(record)) for _, record in self._list_targets(node)]
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
+
     def _list_targets(self, node: Node) -> list[tuple[int, TensorRecord]]:
         targets = [
-            (-1, record) for path, record in node.gradients.items() if path.partition(".")[0] in ("input", "parameter")
+            (-1, record)
+            for path, record in node.gradients.items()
+            if path.partition(".")[0] in ("input", "parameter") and not record.extra.get(WHOLE)
         ]
         for index, child in enumerate(node.children):
             targets += [

@@ -7,37 +7,40 @@ knows no order of causes: that is the business of :mod:`precision_align.divergen
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-import numpy as np
-
-from precision_align.alignment.pairing import Alignment
+from precision_align.alignment.fitting import fit
 from precision_align.alignment.side import Node, Side, Unit
 from precision_align.comparison.backward import BackwardJudge
+from precision_align.comparison.blindness import describe_blindness
+from precision_align.comparison.boundaries import find_boundary, judge_collectives, note_short_ranks
 from precision_align.comparison.certificates import CertificateProvider
 from precision_align.comparison.continuity import judge_continuity
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.forced import ForcedReplay, mark_row, note_origin
 from precision_align.comparison.forward import ForwardJudge
+from precision_align.comparison.fused import judge_fused
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
-from precision_align.comparison.raw import Pair, RawComparer
+from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
+from precision_align.comparison.recomputing import Recomputer
+from precision_align.comparison.repetition import Repetitions, repeat
 from precision_align.comparison.replaying import ReplayProvider
+from precision_align.comparison.rows import WEAKER, note_disagreements
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
+from precision_align.comparison.walking import Progress, Walk
 from precision_align.core.dtypes import Array
-from precision_align.core.records import TensorRecord
-from precision_align.core.results import RecordResult
-from precision_align.core.terms import Phase, Role, Status
+from precision_align.core.results import ModulePair, RecordResult
+from precision_align.core.terms import Phase, Status
 from precision_align.storage.base import Dump
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,7 @@ class Comparison:
     notes: list[str]
     roots: frozenset[str]
     interrupted: bool = False
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """A judged result in float64: the candidate's and the golden one, and (name, text, golden) of other forms of it."""
-
-    record: TensorRecord
-    actual: Array
-    golden: Array
-    alternatives: list[tuple[str, str, Array]]
+    modules: Sequence[ModulePair] = ()
 
 
 class Engine:
@@ -74,61 +68,104 @@ class Engine:
         replay: Any = None,
         rules: Rules | None = None,
         journal: Journal | None = None,
+        deadline: Deadline | None = None,
+        ranks: Dump | None = None,
+        rename: Any = None,
+        again: Sequence[Dump] = (),
+        reference_again: Sequence[Dump] = (),
     ):
+        """``ranks``: all ranks of the candidate, where that is these merged into one; ``rename``: which module of the
+        candidate is which of the reference (alignment.renaming); ``again``, ``reference_again``: dumps of further runs
+        of the same programs, on the same data.
+        """
+        self._deadline = deadline or Deadline()
         self._reference = Side(reference) if reference is not None else None
-        self._candidate = Side(candidate)
-        self._alignment = Alignment(self._reference, self._candidate)
+        self._fitted = fit(self._reference, candidate, rename)
+        self._candidate, self._alignment = self._fitted.side, self._fitted.alignment
+        candidate = self._candidate.dump
         check_common(self._reference, self._candidate, self._alignment)
         self._rules = rules or Rules()
-        self._raw = RawComparer(reference, candidate, journal)
+        self._repeated = repeat(self._candidate, [self._fitted.arrange(dump) for dump in again])
+        theirs = [Side(dump) for dump in reference_again]
+        self._reference_repeated = repeat(self._reference, theirs) if self._reference is not None else Repetitions()
+        self._raw = RawComparer(reference, candidate, journal, self._deadline)
         self._certificates = CertificateProvider(self._alignment)
         self._is_forced = candidate.info.forced
-        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(self._alignment, replay, journal)
+        self._replay = (ForcedReplay if self._is_forced else ReplayProvider)(
+            self._alignment, replay, journal, self._deadline
+        )
         self._state = StateJudge(self._reference, self._candidate, self._raw, self._replay)
         self._totals = TotalJudge(self._reference, self._candidate, self._raw)
-        self._forward = ForwardJudge(self._alignment, self._raw, self._replay, self._list_owned, self._certificates)
+        self._forward = ForwardJudge(
+            self._alignment, self._raw, self._replay, self._alignment.pair_owned, self._certificates
+        )
         self._forward.index_partners(self._candidate.nodes)
         self._recomputed = RecomputationJudge(self._candidate)
         self._backward = BackwardJudge(
-            self._alignment, self._raw, self._replay, self._forward, self._list_owned, self._certificates
+            self._alignment, self._raw, self._replay, self._forward, self._alignment.pair_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
+        self.recomputer = Recomputer(
+            self._reference,
+            self._candidate,
+            self._alignment,
+            self._replay,
+            lambda rank, step: self._find_partner_step(self._candidate.select_nodes(rank, step)),
+        )
+        self._ranks = ranks
 
     def run(self, progress: Progress | None = None) -> Comparison:
         """Judge everything. ``progress`` is told (passes through calls done, passes in all): forward and backward."""
+        self._deadline.start()
         rows: list[RecordResult] = []
-        done, total = 0, 2 * len(self._candidate.nodes)
         seen: set[int] = set()
-        for rank, step in sorted({(unit.rank, unit.step) for unit in self._candidate.units}):
-            nodes = self._candidate.select_nodes(rank, step)
+        places = sorted({(unit.rank, unit.step) for unit in self._candidate.units})
+        steps = [self._candidate.select_nodes(rank, step) for rank, step in places]
+        judges = (self._forward, self._backward)
+        walk = Walk(judges, steps, self._raw, self._deadline, progress)
+        walk.judge_ahead()
+        for (rank, step), nodes in zip(places, steps):
             partner = self._find_partner_step(nodes)
             rows += self._state.judge_start(rank, step, partner, rank not in seen)
             seen.add(rank)
             rows += judge_inputs(self._forward, self._raw, nodes, self._alignment)
-            for judge in (self._forward.judge, self._backward.judge):
+            for judge in judges:
                 for node in nodes:
-                    rows += judge(node)
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
+                    rows += walk.take(judge, node)
             rows += self._recomputed.judge(rank, step)
             rows += self._backward.judge_lacking(nodes)
             rows += self._totals.judge(rank, step, partner)
             rows += self._state.judge_step(rank, step, partner)
             rows += judge_continuity(self._reference, self._candidate, rank, step, partner)
+        rows += judge_fused(self._fitted, self._replay)
         rows += self.operations.judge_all() if self.operations.is_alone else self.operations.judge_uncalled(rows)
+        merged = self._ranks is not None
+        rows += judge_collectives(
+            self._ranks or self._candidate.dump, self._candidate, min(self._candidate.dump.ranks) if merged else None
+        )
         interruptions = find_interruptions(self._reference, self._candidate, self._alignment)
         lost = rows_missing(self._reference, self._alignment, everything=bool(interruptions))
         rows += lost
         rows = [mark_row(row) for row in rows] if self._is_forced else rows
         rows.sort(key=lambda row: (row.step, row.rank, row.order))
-        rows = [self._rules.apply(row) for row in rows]
+        rows = [self._rules.apply(self._repeated.apply(row)) for row in rows]
         alone = rows if self.operations.is_alone else []
         roots = frozenset(
             {*(node.scope for node in self._candidate.nodes if node.parent is None), *(r.scope for r in alone)}
         )
         notes = [*interruptions, *self._collect_notes(rows)]
-        return Comparison(rows, notes, roots, bool(interruptions and lost))
+        return Comparison(rows, notes, roots, bool(interruptions and lost), self._fitted.modules)
+
+    def list_parts(self, scope: str) -> list[tuple[str, Array]]:
+        """(the candidate's module, its rows) of a module of the reference that the candidate has in several."""
+        for fusion in self._fitted.fusions:
+            if fusion.whole == scope and not fusion.whole_is_candidate:
+                return [(name, fusion.find_rows(part)) for part, name in enumerate(fusion.parts)]
+        return []
+
+    def name_own(self, scope: str) -> str:
+        """What the candidate calls a module, "" where that is its name in the report."""
+        return self._fitted.own.get(scope, "")
 
     def measure_share(self, index: int, count: int, progress: Progress | None = None) -> None:
         """Do the slow part of one of ``count`` shares of the walk (from 0), for the journal alone.
@@ -151,28 +188,18 @@ class Engine:
             if progress is not None:
                 progress(done, len(mine))
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
-        """A judged result once more, or None where there is no replay of it."""
-        for node in self._candidate.nodes:
-            if node.scope != scope:
-                continue
-            for child, holder in [(-1, node), *enumerate(node.children)]:
-                for record in holder.tensors.values():
-                    if str(record.key) == row_key:
-                        return self._recompute(node, child, record, phase)
-        return None
+    @property
+    def candidate(self) -> Side:
+        """The candidate's side, as it is compared."""
+        return self._candidate
 
-    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
-        found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
-        if found is None:
-            return None
-        try:
-            values = self._candidate.dump.values(record.key)
-        except KeyError:
-            return None
-        actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-        others = self._replay.compute_alternatives(node, child, record.key.path, phase == Phase.BACKWARD)
-        return Recomputed(record, actual, found[0], others)
+    def find_reference_outputs(self, node: Node) -> dict[str, Any]:
+        """Path -> torch tensor that the reference's call returned in place of a node's; empty where it has none."""
+        partner = self._alignment.pairs.get(node)
+        if partner is None or self._reference is None:
+            return {}
+        load = import_module("precision_align.replay.values").load_tensor
+        return {path: load(self._reference.dump, record) for path, record in partner.outputs.items()}
 
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""
@@ -191,20 +218,13 @@ class Engine:
                 return partner.step
         return None
 
-    def _list_owned(self, node: Node) -> list[Pair]:
-        """A node's own parameters with their partners."""
-        unit, partner = node.unit, self._alignment.units.get(node.unit)
-        kind = Role.PARAMETER, Phase.FORWARD
-        ours = self._candidate.select_owned(unit.rank, unit.step, *kind, node.scope)
-        theirs = (
-            self._reference.select_owned(partner.rank, partner.step, *kind, node.scope)
-            if self._reference is not None and partner is not None
-            else {}
-        )
-        return [(record, theirs.get(place)) for place, record in ours.items()]
-
     def _collect_notes(self, rows: list[RecordResult]) -> list[str]:
-        notes = note_origin(None if self._reference is None else self._reference.dump, self._candidate.dump)
+        reference = None if self._reference is None else self._reference.dump
+        notes = note_origin(reference, self._candidate.dump)
+        notes += note_short_ranks(reference, self._ranks or self._candidate.dump)
+        notes += [] if reference is None else find_boundary(reference, self._candidate.dump)
+        notes += self._fitted.describe()
+        notes += [*self._repeated.describe("the candidate"), *self._reference_repeated.describe("the reference")]
         notes += [*self._alignment.notes, *self._replay.notes, *self._replay.describe_failures()]
         if self._replay.reason:
             notes.append(self._replay.reason)
@@ -217,10 +237,12 @@ class Engine:
                     f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
                     "are held against their own first pass"
                 )
-        notes += [*self._certificates.describe(), *self._note_flags()]
+        notes += [*self._certificates.describe(), *note_disagreements(rows), *self._note_flags()]
         notes += self.operations.describe()
         notes += note_further(self._reference, self._alignment)
-        weak = sum(row.evidence == "raw" and row.status == Status.PASS and row.phase != Phase.STEP for row in rows)
+        weak = sum(
+            row.evidence in ("raw", *WEAKER) and row.status == Status.PASS and row.phase != Phase.STEP for row in rows
+        )
         if weak and not self._replay.is_given:
             notes.append(
                 f"{weak} records were compared raw only, which overlooks errors below the dtype's raw limit: give the "
@@ -232,12 +254,7 @@ class Engine:
                 f"{sampled} record{'s were' if sampled > 1 else ' was'} compared by a sample of the elements: what a "
                 "sample shows stands beside each, and a fault in fewer elements may hide there"
             )
-        lacking = sum(row.status == Status.MISSING for row in rows)
-        if lacking:
-            stands = "record stands" if lacking == 1 else "records stand"
-            notes.append(f"{lacking} {stands} on one side only (missing): see the table")
-        reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
-        notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+        notes += describe_blindness(self._candidate)
         return list(dict.fromkeys(notes))
 
 
@@ -251,4 +268,4 @@ def share_out(nodes: Sequence[Node], count: int) -> list[int]:
     return shares
 
 
-__all__ = ["Comparison", "Engine", "Unit"]
+__all__ = ["Comparison", "Engine", "Progress", "Unit"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from precision_align.alignment.side import Node
 from precision_align.comparison.replaying import ReplayProvider, Verdicts
+from precision_align.comparison.rows import WEAKER
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Site
@@ -44,8 +45,12 @@ def is_gradient_replaced(node: Node, path: str) -> bool:
 
 
 def mark_row(row: RecordResult) -> RecordResult:
-    """A raw verdict on equal inputs is more than that of two free runs."""
-    return replace(row, evidence="forced") if row.evidence == "raw" and row.site in _OWN_CODE else row
+    """A raw verdict on equal inputs is more than that of two free runs, alone or beside a replay's."""
+    if row.site not in _OWN_CODE:
+        return row
+    if row.evidence == "replay" and "raw_over_max" in row.metrics:
+        return replace(row, evidence="replay+forced")
+    return replace(row, evidence="forced") if row.evidence in ("raw", *WEAKER) else row
 
 
 def note_origin(reference: Dump | None, candidate: Dump) -> list[str]:

@@ -16,6 +16,7 @@ from precision_align.comparison.replaying import ReplayProvider, Verdicts
 from precision_align.comparison.rows import (
     RAW_GROWTH,
     Blame,
+    Traced,
     blame_call,
     make_row,
     row_from_judgement,
@@ -67,6 +68,11 @@ class ForwardJudge:
         flags = self._judge_flags(node, verdicts) if verdicts else self._compare_flags(node)
         return rows + flags + lacking
 
+    def trace(self, node: Node) -> Iterator[Traced]:
+        """Each result of a call's own code, and everything that it is computed from."""
+        for child, record in self._list_targets(node):
+            yield self._blame(node, child), (record, self.find_partner(record)), self._sources(node, record.order)
+
     def _judge_structure(self, node: Node) -> list[RecordResult]:
         """A row where the call returns fewer, more or otherwise nested tensors than the reference's."""
         partner = self._alignment.pairs.get(node)
@@ -102,6 +108,14 @@ class ForwardJudge:
             rows.append(make_row(theirs[lost[0]], self._blame(node, index), Status.WARN, "structure", note=note))
         return rows
 
+    def list_results(self, node: Node) -> Iterator[Pair]:
+        """What a call's own code made, with partners."""
+        return ((record, self.find_partner(record)) for _, record in self._list_targets(node))
+
+    def list_sources(self, node: Node) -> list[Pair]:
+        """Everything that it is computed from."""
+        return self._sources(node)
+
     def _list_targets(self, node: Node) -> Iterator[tuple[int, TensorRecord]]:
         for index, child in enumerate(node.children):
             for record in child.inputs.values():
@@ -135,7 +149,7 @@ class ForwardJudge:
         if gap.close:
             note = "it draws random numbers, the same ones as the reference: the two runs agree"
             return replace(row, status=Status.PASS, evidence="raw", note=note)
-        if self._measure_sources(node, row.order) * RAW_GROWTH <= gap.metrics.get("raw_over_max", math.inf):
+        if self._measure_sources(node, row.order) * RAW_GROWTH <= gap.size:
             return row
         note = "it draws random numbers, so its replay says nothing, and its inputs differ already"
         return replace(row, status=Status.INCONCLUSIVE, evidence="", note=note)

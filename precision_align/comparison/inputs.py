@@ -51,8 +51,8 @@ def _judge_input(
     if not gap.known:
         return make_row(record, blame, Status.INCONCLUSIVE, "", note=gap.note)
     unit = INPUT_UNITS * dtype_of(record.dtype).roundoff
-    limit = Limit("raw_over_max", unit, "data are equal on both sides, but for rounding in their preparation")
-    over = gap.metrics.get("raw_over_max", float("inf"))
+    limit = Limit(gap.metric, unit, "data are equal on both sides, but for rounding in their preparation")
+    over = gap.size
     if over <= unit and not gap.metrics.get("raw_nonfinite"):
         note = "data prepared with other rounding"
         return make_row(record, blame, Status.WARN, "raw", metrics=gap.metrics, limit=limit, note=note)

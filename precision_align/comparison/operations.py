@@ -15,7 +15,7 @@ from typing import NamedTuple
 from precision_align.alignment.pairing import Alignment, fill_gaps, match_in_order
 from precision_align.alignment.side import Side
 from precision_align.comparison.raw import Gap, Pair, RawComparer
-from precision_align.comparison.rows import Blame, make_row, row_from_raw
+from precision_align.comparison.rows import Blame, Traced, make_row, row_from_raw
 from precision_align.core.records import FUNCTION_SCOPE, OPERATOR_SCOPE, Call, TensorRecord
 from precision_align.core.results import Divergence, Limit, RecordResult
 from precision_align.core.terms import Pass, Phase, Role, Site, Source, Status
@@ -164,7 +164,7 @@ class OperationJudge:
             blame = replace(blame, site=Site.PARAMETERS)
         elif operation.place.source == Source.ATEN and record.key.role == Role.INPUT:
             blame = replace(blame, site=Site.INPUTS)
-        limit = Limit("raw_over_max", gap.limit, f"raw limit of {record.dtype}")
+        limit = Limit(gap.metric, gap.limit, f"raw limit of {record.dtype}")
         return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
 
     def judge_uncalled(self, rows: Sequence[RecordResult]) -> list[RecordResult]:
@@ -245,18 +245,28 @@ class OperationJudge:
         raw = operation.place.scope
         return self._alignment.candidate.names.get(raw, raw) or ""
 
-    def _judge(self, operation: Operation, scope: str | None = None) -> list[RecordResult]:
+    def trace(self) -> Iterator[Traced]:
+        """Each result of an operation, and everything that it is computed from."""
+        for operation in self._list():
+            for targets, sources, phase in self._split(operation):
+                blame = self._blame(operation, phase, None)
+                yield from ((blame, pair, sources) for pair in targets)
+
+    def _split(self, operation: Operation) -> Iterator[tuple[list[Pair], list[Pair], Phase]]:
+        """(results, what they are computed from, phase) of the forward and of the backward pass."""
         partner = self._find_pairs()[operation]
-        flag = _compare_numbers(operation.call, None if partner is None else partner.call)
         inputs = self._pair(operation, partner, Role.INPUT)
         gradients = self._pair(operation, partner, Role.GRADIENT)
         came_back = [pair for pair in gradients if pair[0].key.path.startswith("output")]
         sent_back = [pair for pair in gradients if pair[0].key.path.startswith("input")]
+        yield self._pair(operation, partner, Role.OUTPUT), inputs, operation.place.phase
+        yield sent_back, inputs + came_back, Phase.BACKWARD
+
+    def _judge(self, operation: Operation, scope: str | None = None) -> list[RecordResult]:
+        partner = self._find_pairs()[operation]
+        flag = _compare_numbers(operation.call, None if partner is None else partner.call)
         rows = []
-        for targets, sources, phase in (
-            (self._pair(operation, partner, Role.OUTPUT), inputs, operation.place.phase),
-            (sent_back, inputs + came_back, Phase.BACKWARD),
-        ):
+        for targets, sources, phase in self._split(operation):
             entered = self._raw.find_largest(sources) if partner is not None else 0.0
             blame = self._blame(operation, phase, scope)
             rows += [self._judge_record(pair, blame, entered, flag) for pair in targets]
@@ -294,7 +304,7 @@ def _name_inside(first: Divergence, operation: Operation, row: RecordResult) -> 
     return replace(first, evidence=evidence, op=operation.name, source=operation.line or first.source)
 
 
-_SUSPECT = (Status.FAIL, Status.INCONCLUSIVE, Status.MODE, Status.RANDOM)
+_SUSPECT = (Status.FAIL, Status.NONDETERMINISTIC, Status.INCONCLUSIVE, Status.MODE, Status.RANDOM)
 
 
 def pair_operations(

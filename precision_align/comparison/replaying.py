@@ -13,11 +13,12 @@ from typing import Any
 from precision_align.alignment.names import align_names
 from precision_align.alignment.pairing import Alignment
 from precision_align.alignment.side import Node, Side
+from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.journals import Journal
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import UsageError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit
+from precision_align.core.results import OUT_OF_TIME, Limit
 from precision_align.core.terms import Phase, Role, Status
 from precision_align.core.trees import class_name
 from precision_align.core.wrappers import strip_wrappers
@@ -38,7 +39,10 @@ class ReplayProvider:
     """Judges nodes of the candidate by local replay; ``reason`` is set where nothing can be replayed at all,
     ``is_given`` where the user gave the reference's code."""
 
-    def __init__(self, alignment: Alignment, replay: Any, journal: Journal | None = None) -> None:
+    def __init__(
+        self, alignment: Alignment, replay: Any, journal: Journal | None = None, deadline: Deadline | None = None
+    ) -> None:
+        self._deadline = deadline or Deadline()
         self._alignment = alignment
         self._journal = journal or Journal()
         self.reason = "" if _has_torch() else "torch is not installed here: no replay, raw evidence only"
@@ -105,6 +109,8 @@ class ReplayProvider:
             return {}, self.reason
         place = ("update", *sorted(str(record.key) for record in update.after.values())[:1])
         known = self._journal.recall(*place)
+        if known is None and self._deadline.is_over():
+            return {}, OUT_OF_TIME
         if known is None:
             known = self._try_update(update)
             self._journal.keep(known, *place)
@@ -121,6 +127,19 @@ class ReplayProvider:
             return [_describe(error), []]
         return ["", [[*place, _encode_judgement(judgement)] for place, judgement in found.items()]]
 
+    def search_updates(self, update: Any, place: Any) -> tuple[Array, list[tuple[str, str, Array]]] | None:
+        """(golden, variants that come near) of one result of an optimizer step, ``place`` its owner and name; None
+        where it cannot be replayed."""
+        if update is None or self.reason:
+            return None
+        try:
+            found: tuple[Array, list[tuple[str, str, Array]]] = import_module(
+                "precision_align.replay.variants.updates"
+            ).search_updates(self._alignment.candidate.dump, update, place)
+        except NotReplayable:
+            return None
+        return found
+
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
         if self._find_obstacle(node):
@@ -132,15 +151,17 @@ class ReplayProvider:
             return None
         return found
 
-    def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
-        """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
-        if self._find_obstacle(node):
-            return []
-        self._load(node)
+    def search_variants(
+        self, node: Node, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
+    ) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under variants of the code; empty where it cannot be replayed."""
         try:
-            return list(self._replayer.compute_alternatives(node, child, path, backward))
-        except Exception:  # as in compute
+            found: list[tuple[str, str, Array]] = self._replayer.search_variants(
+                node, child, path, backward, actual, golden, dtype
+            )
+        except NotReplayable:
             return []
+        return found
 
     def describe_failures(self) -> list[str]:
         """Why calls could not be replayed although the reference's code was given."""
@@ -150,7 +171,7 @@ class ReplayProvider:
 
     def _judge(self, node: Node, method: str) -> tuple[Verdicts, str]:
         found, reason = self._recall(node, method)
-        if reason and method == "judge_forward":
+        if reason not in ("", OUT_OF_TIME) and method == "judge_forward":
             self._reasons[reason] += 1
         return found, reason
 
@@ -161,6 +182,8 @@ class ReplayProvider:
             return {}, obstacle
         place = (method, node.unit.rank, node.unit.step, node.call.identity)
         known = self._journal.recall(*place)
+        if known is None and self._deadline.is_over():
+            return {}, OUT_OF_TIME
         if known is None:
             verdicts, reason = self._try(node, method)
             is_loaded = not self._load_error
@@ -238,12 +261,13 @@ def _describe(error: BaseException) -> str:
 
 
 def _encode_judgement(found: Judgement) -> list[Any]:
-    return [found.status, found.why, dict(found.metrics), found.limit and astuple(found.limit)]
+    limit = found.limit and astuple(found.limit)
+    return [found.status, found.why, dict(found.metrics), limit, found.evidence]
 
 
 def _decode_judgement(values: Sequence[Any]) -> Judgement:
-    status, why, metrics, limit = values
-    return Judgement(Status(status), why, metrics, limit and Limit(*limit))
+    status, why, metrics, limit, evidence = values
+    return Judgement(Status(status), why, metrics, limit and Limit(*limit), evidence)
 
 
 def _encode_verdicts(verdicts: Verdicts) -> list[Any]:
@@ -299,7 +323,7 @@ def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     for raw, aligned in candidate.names.items():
         if aligned is None:
             continue
-        same = raw in kinds and kinds[raw] == information.modules.get(raw)
+        same = raw in kinds and kinds[raw] == information.modules.get(raw) and raw not in candidate.renamed
         known = [raw if same else structural.get(aligned)]
         known += [structural.get(strip_wrappers(name)) for name in information.aliases.get(raw, [])]
         found = next((path for path in known if path is not None), None)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from precision_align.comparison.raw import Gap
+from precision_align.comparison.raw import Gap, Pair
 from precision_align.core.records import Call, TensorRecord
-from precision_align.core.results import Limit, RecordResult
+from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Site, Status
 from precision_align.numerics.judgement import Judgement
 
 # How much a module may enlarge a difference before raw evidence blames it: networks at rest stay below 10 a module.
 RAW_GROWTH = 30.0
+# Raw evidence that is less than the values: a row names it, since its power is another.
+WEAKER = ("sketch", "statistics", "sample")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class Blame:
     call: int
     op: str
     source: str = ""
+
+
+# What is said of a result that passes its replay and differs from the reference's on bit-equal inputs all the same.
+ILL_CONDITIONED = "though rounding shows much on these inputs: an ill-conditioned place"
+
+# A result with its partner, whose code it is the result of, and everything that it is computed from.
+Traced = tuple[Blame, Pair, list[Pair]]
 
 
 def shorten(kind: str) -> str:
@@ -88,7 +97,7 @@ def row_from_judgement(
     status = judgement.status
     note = judgement.why
     if status == Status.PASS and gap.known and not gap.close and sources_equal:
-        note = f"{note}, though rounding shows much on these inputs: an ill-conditioned place"
+        note = f"{note}, {ILL_CONDITIONED}"
     elif status == Status.PASS and gap.known and not gap.close:
         status, note = Status.PROPAGATED, f"{note}; the difference came in through its inputs"
     metrics = {**judgement.metrics, **gap.metrics}
@@ -101,24 +110,40 @@ def row_from_raw(record: TensorRecord, blame: Blame, gap: Gap, entered: float, r
     ``entered``: the largest raw difference of the sources. A difference that only grew across the limit says nothing,
     and integers may be decisions at a tie, so those need bit-equal sources.
     """
-    limit = Limit("raw_over_max", gap.limit, f"raw limit of {record.dtype}")
+    limit = Limit(gap.metric, gap.limit, f"raw limit of {record.dtype}")
+    evidence = gap.how if gap.how in WEAKER else "raw"
     if not gap.known:
         note = gap.note or "nothing to compare"
         return make_row(record, blame, Status.INCONCLUSIVE, "", note="; ".join(filter(None, (note, reason))))
+    if reason == OUT_OF_TIME and not gap.equal and gap.close:
+        note = f"within the raw limit, which is not all that was to be asked; {reason}"
+        return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)
     if gap.equal or gap.close:
         note = "bit-equal to the reference" if gap.equal else "within the raw limit"
         note = "; ".join(filter(None, (note, gap.note)))
-        return make_row(record, blame, Status.PASS, "raw", metrics=gap.metrics, limit=limit, note=note)
-    came_out = gap.metrics.get("raw_over_max", math.inf)
-    came_out = math.inf if gap.metrics.get("raw_nonfinite") else came_out
+        return make_row(record, blame, Status.PASS, evidence, metrics=gap.metrics, limit=limit, note=note)
+    came_out = math.inf if gap.metrics.get("raw_nonfinite") else gap.size
     allowed = 0.0 if gap.limit == 0 else min(gap.limit, came_out / RAW_GROWTH)
     if entered <= allowed and gap.metrics.get("raw_nonfinite"):
         limit = Limit("raw_nonfinite", 0.0, "NaN and Inf stand on both sides or on none")
         note = "NaN or Inf on one side only, although everything it is computed from agrees"
-        return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
+        return make_row(record, blame, Status.FAIL, evidence, metrics=gap.metrics, limit=limit, note=note)
     if entered <= allowed:
         note = "differs although everything it is computed from agrees"
         note = f"{note}; {gap.note}" if gap.note and gap.how not in ("shape", "dtype") else gap.note or note
-        return make_row(record, blame, Status.FAIL, "raw", metrics=gap.metrics, limit=limit, note=note)
+        return make_row(record, blame, Status.FAIL, evidence, metrics=gap.metrics, limit=limit, note=note)
     note = "; ".join(filter(None, ("differs, and so does what it is computed from", gap.note, reason)))
     return make_row(record, blame, Status.INCONCLUSIVE, "", metrics=gap.metrics, limit=limit, note=note)
+
+
+def note_disagreements(rows: Iterable[RecordResult]) -> list[str]:
+    """Where replay passes what the two runs alone, on bit-equal inputs, would fail. The replay's verdict stands."""
+    found = [row for row in rows if ILL_CONDITIONED in row.note and row.status != Status.FAIL]
+    notes = []
+    for row in found[:3]:
+        apart = f"{row.metrics.get('raw_over_max', math.inf):.1e} of the largest value"
+        notes.append(
+            f"evidence disagrees on {row.key}: replay says {row.status}, but the runs differ there by {apart} on "
+            "bit-equal inputs"
+        )
+    return notes + ([f"evidence disagrees on {len(found) - 3} more records"] if len(found) > 3 else [])

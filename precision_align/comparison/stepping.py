@@ -186,8 +186,10 @@ class StateJudge:
             if place in known or (place in before and is_equal(record, before[place])):
                 continue
             blame = Blame(place[0], Site.OPTIMIZER, Phase.STEP, 0, self._optimizer_name(rank, step))
+            absent = self._candidate.lacks_module(rank, step, place[0], before)
             note = f"not updated: the candidate's optimizer does not hold {place[1]} of {place[0] or 'the root'}"
-            rows.append(make_row(record, blame, Status.FAIL, "structure", note=note, order=order))
+            note, status = ("the candidate has no such module", Status.MISSING) if absent else (note, Status.FAIL)
+            rows.append(make_row(record, blame, status, "structure", note=note, order=order))
         return rows
 
     def _judge_update(

@@ -17,10 +17,10 @@ from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.backward import read_loss_scales
 from precision_align.comparison.raw import Gap, RawComparer, is_equal, read_words
 from precision_align.comparison.rows import Blame, make_row
-from precision_align.core.dtypes import dtype_of
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
-from precision_align.core.results import Limit, RecordResult
+from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
 from precision_align.core.terms import Phase, Role, Site, Status
 from precision_align.numerics.relations import Relation, relate_to_sum
 
@@ -54,6 +54,10 @@ class TotalJudge:
         shares = _collect_shares(self._candidate, rank, step)
         other_shares = {} if reference is None or partner is None else _collect_shares(reference, rank, partner)
         relations: dict[Owner, tuple[Relation | None, Relation | None]] = {}
+        if self._raw.is_out_of_time:
+            return [
+                _row_in_time(record, owner, self._raw.gap(record, theirs.get(owner))) for owner, record in ours.items()
+            ]
         for owner, record in ours.items():
             relation = _relate(self._candidate, record, shares.get(owner, []))
             other = theirs.get(owner)
@@ -74,7 +78,9 @@ class TotalJudge:
             rows.append(_judge_total(record, owner, gap, *relations[owner], owner in theirs, common, off, ratio))
         order = max(record.order for record in ours.values())
         known = {**ours, **shares}
-        return rows + [_row_lacking(record, owner, order) for owner, record in theirs.items() if owner not in known]
+        lost = [(owner, record) for owner, record in theirs.items() if owner not in known]
+        absent = {owner for owner, _ in lost if self._candidate.lacks_module(rank, step, owner[0], theirs)}
+        return rows + [_row_lacking(record, owner, order, owner in absent) for owner, record in lost]
 
     def _find_scale_ratio(self, step: int, partner: int | None) -> float:
         """How much larger the candidate's loss scale is: its shares carry it, what the optimizer sees does not."""
@@ -99,6 +105,22 @@ def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[Tensor
             if kind == "parameter":
                 shares[node.scope, name].append(record)
     return shares
+
+
+def find_expected(candidate: Side, at: tuple[int, int], reference: Side, partner: int, owner: Owner) -> Array | None:
+    """What a whole gradient should be, float64: its calls' shares, scaled as the reference's total is; None: unknown.
+
+    ``at``: the candidate's rank and step; ``partner``: the reference's step.
+    """
+    shares = _collect_shares(candidate, *at).get(owner, [])
+    other = _find_totals(reference, at[0], partner).get(owner)
+    if other is None or not shares:
+        return None
+    relation = _relate(reference, other, _collect_shares(reference, at[0], partner).get(owner, []))
+    if relation is None or relation.factor is None:
+        return None
+    parts = [candidate.dump.values(share.key).astype(np.float64) for share in shares]
+    return np.asarray(sum(parts[1:], parts[0]) * relation.factor)
 
 
 def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
@@ -233,7 +255,22 @@ def _say(relation: Relation) -> str:
     return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
 
 
-def _row_lacking(record: TensorRecord, owner: Owner, order: int) -> RecordResult:
+def _row_lacking(record: TensorRecord, owner: Owner, order: int, is_absent: bool) -> RecordResult:
+    """``is_absent``: the candidate has no such module, under that name or another: what it does not do is seen where
+    its results are missing.
+    """
     blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if is_absent:
+        return make_row(
+            record, blame, Status.MISSING, "structure", note="the candidate has no such module", order=order
+        )
     note = f"no gradient reached {owner[1]} of {owner[0] or 'the root'} on the candidate"
     return make_row(record, blame, Status.FAIL, "structure", note=note, order=order)
+
+
+def _row_in_time(record: TensorRecord, owner: Owner, gap: Gap) -> RecordResult:
+    """What hashes say of it when nothing may be read any more."""
+    blame = Blame(owner[0].rpartition(".")[0], Site.INLINE, Phase.BACKWARD, 0, "gradient")
+    if gap.equal:
+        return make_row(record, blame, Status.PASS, "raw", note="bit-equal to the reference")
+    return make_row(record, blame, Status.INCONCLUSIVE, "", note=OUT_OF_TIME)

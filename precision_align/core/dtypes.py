@@ -113,6 +113,20 @@ def widen(words: Array, dtype: Dtype) -> Array:
     return words
 
 
+def narrow(values: Array, dtype: Dtype) -> Array:
+    """The raw words of numbers, rounded to nearest even: the inverse of :func:`widen` for floats of 16 bits and more.
+
+    Raises KeyError for dtypes that have no arithmetic here (8 bits, quantized).
+    """
+    if dtype.name == "bfloat16":
+        bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    if dtype.name in _FLOAT8 or dtype.kind == "quantized" or dtype.name in ("float8_e8m0fnu", "complex32"):
+        raise KeyError(f"numbers are not rounded to {dtype.name} here")
+    return np.asarray(values).astype(dtype.word)
+
+
 @cache
 def _float8_values(name: str) -> Array:
     exponent_bits, mantissa_bits, bias, special = _FLOAT8[name]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TypeVar
 
-from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.core.terms import Pass, Phase, Role, Source, Term
+
+AnyTerm = TypeVar("AnyTerm", bound=Term)
 
 _ESCAPES = {"%": "%25", "/": "%2F", "\n": "%0A", "\r": "%0D", "\0": "%00"}
 _TRANSLATION = str.maketrans(_ESCAPES)
@@ -25,6 +28,12 @@ def unescape(part: str) -> str:
     for character, code in reversed(list(_ESCAPES.items())):
         part = part.replace(code, character)
     return part
+
+
+@cache
+def _term(kind: type[AnyTerm], text: str) -> AnyTerm:
+    """A member by its text: several times cheaper than the call of the class. Raises ValueError."""
+    return kind(text)
 
 
 @dataclass(frozen=True, order=True)
@@ -88,13 +97,13 @@ class Key:
             int(step),
             int(micro),
             int(rank),
-            Source(source),
+            _term(Source, source),
             scope,
             int(call),
-            Pass(pass_),
+            _term(Pass, pass_),
             op,
             int(ordinal),
-            Phase(phase),
-            Role(role),
+            _term(Phase, phase),
+            _term(Role, role),
             path,
         )

@@ -20,8 +20,10 @@ ENDED = "the run ended with "
 # Calls of operators and of functions: the prefix stands before the scope of the module whose call ran them.
 OPERATOR_SCOPE = "operator:"
 FUNCTION_SCOPE = "function:"
+# Calls of collectives likewise; their ``modes["collective"]`` says kind, reduction, group and number in the group.
+COLLECTIVE_SCOPE = "collective:"
 # What calls of modules do not start with.
-OTHER_SCOPES = (OPTIMIZER_SCOPE, OPERATOR_SCOPE, FUNCTION_SCOPE)
+OTHER_SCOPES = (OPTIMIZER_SCOPE, OPERATOR_SCOPE, FUNCTION_SCOPE, COLLECTIVE_SCOPE)
 
 
 @dataclass(frozen=True)

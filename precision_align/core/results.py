@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
+
+# In the note of a record that a time budget left unjudged.
+OUT_OF_TIME = "not judged: the time budget was used up"
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,13 @@ class RecordResult:
     """The verdict on one recorded tensor of the candidate (or of the reference, when the candidate lacks it).
 
     ``key``: text form of the candidate's key; ``scope``, ``op``, ``site``: whose code made it; ``evidence``: "hash",
-    "replay", "certificate", "replay+certificate", "raw", "forced" (raw, of a candidate forced from the reference),
-    "sum" (total against shares), "structure" or "" where nothing could judge it; ``metrics``: all that were computed,
-    raw ones with the prefix "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk;
-    ``source``: file:line of the user's code that made the call.
+    "replay", "sampled" (replay of a part of the values), "certificate", "replay+certificate", "raw", "sketch",
+    "statistics" and "sample" (raw, where no more is stored), "forced" (raw, of a candidate forced from the reference),
+    "replay+forced", "sum" (total against shares), "ranks" (a collective's output against what all ranks gave),
+    "structure" or "" where nothing could judge it; ``metrics``: all that were computed, raw ones with the prefix
+    "raw_"; ``note``: the reason in words; ``order``: position in the candidate's walk; ``source``: file:line of the
+    user's code that made the call; ``found``, ``found_note``: status and note before a rule changed them, None and ""
+    where none did.
     """
 
     key: str
@@ -83,21 +89,37 @@ class RecordResult:
     nbytes: int = 0
     order: int = 0
     source: str = ""
+    found: Status | None = None
+    found_note: str = ""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what was recorded was judged, in records and bytes."""
+    """How much of what was recorded was judged, in records and bytes; ``sampled``: judged records of which only a part
+    of the values was looked at."""
 
     recorded: int
     judged: int
     recorded_bytes: int
     judged_bytes: int
+    sampled: int = 0
 
     @property
     def share(self) -> float:
         """Judged records / recorded records; 0 where nothing was recorded."""
         return self.judged / self.recorded if self.recorded else 0.0
+
+
+@dataclass(frozen=True)
+class ModulePair:
+    """A module of the candidate and its partner: paths without wrapper parts, "" where a side has none ("(root)" is the
+    model itself); of a fused one all parts, joined by " + ". ``note``: on what grounds, in words.
+    """
+
+    candidate: str
+    reference: str
+    way: Way
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,8 @@ class Findings:
 
     ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
     ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
-    and other series.
+    and other series; ``roots``: scopes whose calls no other module makes; ``interrupted``: a run was cut off, and the
+    other side has records without a partner for it; ``modules``: which module was held against which.
     """
 
     verdict: Verdict
@@ -129,3 +152,11 @@ class Findings:
     reference: Mapping[str, Any] = field(default_factory=dict)
     candidate: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
+    roots: Sequence[str] = ()
+    interrupted: bool = False
+    modules: Sequence[ModulePair] = ()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a time budget left records unjudged."""
+        return any(OUT_OF_TIME in record.note for record in self.records)

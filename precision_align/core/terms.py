@@ -30,6 +30,7 @@ class Status(Term):
     WARN = "warn"
     FAIL = "fail"
     RANDOM = "random"
+    NONDETERMINISTIC = "nondeterministic"
     MODE = "mode"
     PROPAGATED = "propagated"
     INCONCLUSIVE = "inconclusive"
@@ -58,11 +59,31 @@ class Site(Term):
 
 
 class Kind(Term):
-    """The nature of a divergence: a fault, an arithmetic mode (HF32, saturation), or a differing random mask."""
+    """The nature of a divergence: a fault, a candidate that differs from itself, an arithmetic mode (HF32, saturation),
+    or a differing random mask.
+    """
 
     ORIGIN = "origin"
+    NONDETERMINISTIC = "nondeterministic"
     MODE = "mode"
     RANDOM = "random"
+
+
+class Way(Term):
+    """How a module of the candidate came to its partner in the reference, or why it has none.
+
+    ``matched``: the same name, wrappers aside; ``mapped``: by the rename file; ``content``: by weights, outputs, and
+    where the calls stand; ``fused``: one side has in one module what the other has in several; ``unresolved``: more
+    than one partner would fit, or none does for certain.
+    """
+
+    MATCHED = "matched"
+    MAPPED = "mapped"
+    CONTENT = "by content"
+    FUSED = "fused"
+    INSERTED = "inserted"
+    REMOVED = "removed"
+    UNRESOLVED = "unresolved"
 
 
 class Source(Term):

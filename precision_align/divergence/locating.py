@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from precision_align.comparison.engine import Comparison, Engine, Progress
+from precision_align.comparison.boundaries import EVIDENCE
+from precision_align.comparison.engine import Comparison, Engine
+from precision_align.comparison.raw import SIZES
+from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
-from precision_align.core.results import Coverage, Divergence, Findings, RecordResult
+from precision_align.comparison.walking import Progress
+from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
-from precision_align.divergence.explanations import explain
+from precision_align.divergence.explanations import explain, explain_part
 from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
 AMPLIFIER = 100.0
-_KINDS = {Status.FAIL: Kind.ORIGIN, Status.MODE: Kind.MODE, Status.RANDOM: Kind.RANDOM}
-_RANKED = (Kind.ORIGIN, Kind.MODE, Kind.RANDOM)
+_KINDS = {
+    Status.FAIL: Kind.ORIGIN,
+    Status.NONDETERMINISTIC: Kind.NONDETERMINISTIC,
+    Status.MODE: Kind.MODE,
+    Status.RANDOM: Kind.RANDOM,
+}
+_RANKED = (Kind.ORIGIN, Kind.NONDETERMINISTIC, Kind.MODE, Kind.RANDOM)
+_POWERS = {
+    "statistics": "statistics alone: values in the wrong places, and common factors within {power:.2g}, hide there",
+    "sketch": "sketch alone: relative L2 errors below {power:.2g} hide there",
+}
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
 def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
     """Run a comparison, name its first divergence and explain it."""
     findings = locate(engine.run(progress), rules)
+    frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
-        return findings
-    first = engine.operations.name(explain_first(engine, findings.first))
-    return replace(findings, first=first, frontier=[first, *findings.frontier[1:]])
+        return replace(findings, frontier=frontier)
+    first, notes = frontier[0], findings.notes
+    try:
+        first = explain_first(engine, first)
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    first = engine.operations.name(first)
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes)
+
+
+def _name_own(engine: Engine, found: Divergence) -> Divergence:
+    """Say what the candidate calls the module, where the two programs name it differently."""
+    own = engine.name_own(found.scope)
+    return replace(found, evidence=f"{found.evidence}; the candidate's {own}") if own else found
 
 
 def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
@@ -34,13 +60,10 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     declared = rules or Rules()
     frontier = find_frontier(comparison.rows, declared)
     first = frontier[0] if frontier else None
+    frontier += find_harmless(comparison.rows, frontier)
     verdict, reason = _decide(comparison, first)
-    notes = [*reason, *comparison.notes, *_note_amplifiers(comparison.rows)]
-    notes += _note_limits(comparison.rows, first)
-    warned = sum(row.status == Status.WARN for row in comparison.rows)
-    if warned:
-        who = "1 record is" if warned == 1 else f"{warned} records are"
-        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *declared.describe(comparison.rows)]
+    notes += note_rows(comparison.rows, first)
     return Findings(
         verdict=verdict,
         first=first,
@@ -48,16 +71,37 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
         records=comparison.rows,
         notes=notes,
         coverage=measure_coverage(comparison.rows),
+        roots=sorted(comparison.roots),
+        interrupted=comparison.interrupted,
+        modules=comparison.modules,
     )
+
+
+def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[str]:
+    """Notes that follow from the verdicts on the records alone."""
+    notes = []
+    lacking = sum(row.status == Status.MISSING for row in rows)
+    if lacking:
+        stands = "record stands" if lacking == 1 else "records stand"
+        notes.append(f"{lacking} {stands} on one side only (missing): see the table")
+    reasons = Counter(row.note for row in rows if row.status == Status.INCONCLUSIVE)
+    notes += [f"{count} record{'s' * (count != 1)} inconclusive: {note}" for note, count in reasons.most_common(12)]
+    notes += [*_note_amplifiers(rows), *_note_limits(rows, first)]
+    warned = sum(row.status == Status.WARN for row in rows)
+    if warned:
+        who = "1 record is" if warned == 1 else f"{warned} records are"
+        notes.append(f"{who} noisier than the reference, within what a conforming build may be (warn)")
+    return notes
 
 
 def explain_first(engine: Engine, first: Divergence) -> Divergence:
     """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
+    found = engine.recomputer.recompute(first)
     if found is None:
         return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
-    return replace(first, explanations=explanations)
+    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives, found.given)
+    parts = explain_part(found.actual, found.golden, engine.list_parts(first.scope))
+    return replace(first, explanations=[*parts, *explanations])
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:
@@ -71,14 +115,31 @@ def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence
     return sorted(found.values(), key=lambda divergence: _RANKED.index(divergence.kind))
 
 
+def find_harmless(rows: Iterable[RecordResult], frontier: Sequence[Divergence]) -> list[Divergence]:
+    """Where the candidate differs from itself no more than arithmetic explains: findings, but no divergence."""
+    known = {(found.rank, found.scope, found.site, found.phase) for found in frontier}
+    found: dict[tuple[object, ...], Divergence] = {}
+    for row in rows:
+        place = (row.rank, row.scope, row.site, row.phase)
+        if MARK in row.metrics and row.status not in _KINDS and place not in known:
+            found.setdefault(place, make_divergence(row, Kind.NONDETERMINISTIC))
+    return list(found.values())
+
+
 def make_divergence(row: RecordResult, kind: Kind) -> Divergence:
     """A divergence from the first record that shows it."""
     where = f" (seen at {row.role} {row.path or 'value'})"
     provider = {
         "replay": "float64 replay on the candidate's own inputs",
+        "sampled": "float64 replay of a sample of the values, on the candidate's own inputs",
         "raw": "raw difference",
+        "sketch": "raw difference of the sketches",
+        "statistics": "raw difference of the statistics",
+        "sample": "raw difference of a sample of the values",
         "certificate": "the reference's certificate, on its very inputs",
         "replay+certificate": "float64 replay and the reference's certificate, on the same inputs",
+        EVIDENCE: "what all ranks gave to the collective",
+        "replay+forced": "float64 replay and forced comparison, on the reference's own inputs",
         "forced": "forced comparison, on the reference's own inputs",
     }
     return Divergence(
@@ -106,7 +167,8 @@ def measure_coverage(rows: Sequence[RecordResult]) -> dict[Phase, Coverage]:
         judged = [row for row in members if row.status not in _UNJUDGED]
         if members:
             sizes = sum(row.nbytes for row in members), sum(row.nbytes for row in judged)
-            coverage[phase] = Coverage(len(members), len(judged), *sizes)
+            sampled = sum(row.evidence in ("sampled", "sample") for row in judged)
+            coverage[phase] = Coverage(len(members), len(judged), *sizes, sampled)
     return coverage
 
 
@@ -116,6 +178,9 @@ def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, 
         return Verdict.DIVERGED, []
     if comparison.interrupted:
         return Verdict.NOT_COMPARABLE, []
+    late = sum(OUT_OF_TIME in row.note for row in comparison.rows)
+    if late:
+        return Verdict.NOT_COMPARABLE, [f"nothing that was judged differs, but {late} records were not judged in time"]
     hidden = _find_hidden(comparison)
     if hidden:
         return Verdict.NOT_COMPARABLE, [_phrase_hidden(hidden)]
@@ -123,7 +188,7 @@ def _decide(comparison: Comparison, first: Divergence | None) -> tuple[Verdict, 
         row.status not in _UNJUDGED
         and (row.phase == Phase.STEP or (row.scope in comparison.roots and row.role == Role.OUTPUT))
         for row in comparison.rows
-        if row.site != Site.INPUTS
+        if row.site != Site.INPUTS and row.evidence != EVIDENCE
     )
     if judged:
         return Verdict.ALIGNED, []
@@ -161,8 +226,37 @@ def _find_hidden(comparison: Comparison) -> list[RecordResult]:
 
 
 def _differs(row: RecordResult) -> bool:
-    limit = raw_limit("float32") if row.limit is None or row.limit.metric != "raw_over_max" else row.limit.value
-    return row.metrics.get("raw_over_max", 0.0) > limit
+    if row.limit is not None and row.limit.metric in SIZES:
+        return row.metrics.get(row.limit.metric, 0.0) > row.limit.value
+    return row.metrics.get("raw_over_max", 0.0) > raw_limit("float32")
+
+
+def _note_late(rows: Sequence[RecordResult]) -> list[str]:
+    """What a time budget left out, and where it begins."""
+    late = [row for row in rows if OUT_OF_TIME in row.note]
+    if not late:
+        return []
+    scopes = list(dict.fromkeys(row.scope or "(root)" for row in late))
+    shown = ", ".join(scopes[:5]) + (f" and {len(scopes) - 5} more" if len(scopes) > 5 else "")
+    return [
+        f"the time budget was used up: {len(late)} records were not judged, in {shown} (from step {late[0].step}, "
+        f"{late[0].phase}, on); suspicious ones were judged first, and the same command with -o goes on from there"
+    ]
+
+
+def _note_power(rows: Sequence[RecordResult]) -> list[str]:
+    """What may hide in records that passed though less than their values was stored."""
+    notes = []
+    for evidence, text in _POWERS.items():
+        powers = [row.metrics.get("raw_power", 0.0) for row in rows if row.evidence == evidence and _has_passed(row)]
+        if powers:
+            who = "1 record" if len(powers) == 1 else f"{len(powers)} records"
+            notes.append(f"{who} passed by {text.format(power=max(powers))}")
+    return notes
+
+
+def _has_passed(row: RecordResult) -> bool:
+    return row.status in (Status.PASS, Status.WARN, Status.PROPAGATED)
 
 
 def _note_amplifiers(rows: Sequence[RecordResult]) -> list[str]:

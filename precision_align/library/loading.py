@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from precision_align.library.rows import MappingRow, RowStatus
 from precision_align.library.schema import read_rows
 
 _WILDCARDS = "*?[]"
+_LITERAL = re.compile(r"[^*?\[]*")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,12 @@ def _weigh(patterns: Sequence[str], names: Sequence[str]) -> int:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    return fnmatch.fnmatchcase(name if "." in pattern else name.rpartition(".")[2], pattern)
+    target = name if "." in pattern else name.rpartition(".")[2]
+    literal = _LITERAL.match(pattern)
+    # most patterns are plain names, or begin as no name that is asked for: they need no regular expression
+    if literal is not None and not target.startswith(literal[0]):
+        return False
+    return target == pattern or fnmatch.fnmatchcase(target, pattern)
 
 
 def load_library(path: PathLike | None = None) -> Library:

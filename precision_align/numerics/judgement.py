@@ -17,6 +17,7 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype
 from precision_align.core.results import Limit
 from precision_align.core.terms import Status
+from precision_align.numerics.detectability import measure_detectable
 from precision_align.numerics.limits import LIMITS, U32, Limits
 
 
@@ -211,7 +212,7 @@ def _judge_rounding(work: _Work, scale: Scale, dtype: Dtype, limits: Limits, gro
     units, native_units = np.abs(error) / work.bound, np.abs(native_error) / work.bound
     relax = 1.0 if scale.formula else max(1.0, limits.native_slack * float(native_units.max()))
     z = float(units.max()) / relax
-    rho = _find_ratio(work, error, native_error, scale, dtype)
+    rho, unit = _find_ratio(work, error, native_error, scale, dtype)
     gain, bias = _find_bias(work, dtype, limits)
     metrics = {
         "z": z,
@@ -227,7 +228,11 @@ def _judge_rounding(work: _Work, scale: Scale, dtype: Dtype, limits: Limits, gro
     }
     exceeding = units > limits.z_warn * relax
     decomposed = _is_decomposed(work, error, exceeding, rho, scale, limits, bias)
-    return _decide(metrics, decomposed, work, scale, limits)
+    found = _decide(metrics, decomposed, work, scale, limits)
+    if found.status == Status.FAIL:
+        return found
+    shown = measure_detectable(work.golden, work.bound, work.actual - work.native, relax, unit, work.low, limits)
+    return replace(found, metrics={**found.metrics, **shown})
 
 
 def _relative(error: Array, golden: Array) -> float:
@@ -235,14 +240,15 @@ def _relative(error: Array, golden: Array) -> float:
     return float(np.linalg.norm(error)) / norm if norm > 0 else float(np.abs(error).max() > 0)
 
 
-def _find_ratio(work: _Work, error: Array, native_error: Array, scale: Scale, dtype: Dtype) -> float:
+def _find_ratio(work: _Work, error: Array, native_error: Array, scale: Scale, dtype: Dtype) -> tuple[float, float]:
+    """(rho, the error of all values, relative to each, that alone makes a rho of 1)."""
     inner = _inner_roundoff(dtype)
     weight = work.scale + np.abs(work.golden) + dtype.eta / dtype.roundoff
     counted = np.where(np.abs(error) <= dtype.eta, 0.0, error)
     growth = max(1.0, math.sqrt(scale.length / 16) / 12) if scale.length else 1.0
     floor = 0.25 * dtype.roundoff * np.abs(work.golden) + inner * work.scale * growth
     reference = max(_rms(native_error / weight), _rms(floor / weight), 1e-300)
-    return _rms(counted / weight) / reference
+    return _rms(counted / weight) / reference, reference / max(_rms(work.golden / weight), 1e-300)
 
 
 def _rms(values: Array) -> float:
@@ -277,6 +283,12 @@ def round_once(values: Array, dtype: Dtype) -> Array | None:
     words = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     rounded = (words + 0x7FFF + ((words >> 16) & 1)) & 0xFFFF0000
     return np.asarray(rounded.astype(np.uint32).view(np.float32), dtype=np.float64)
+
+
+def settle(values: Array, dtype: Dtype) -> Array:
+    """Float64 values as a tensor of this dtype holds them, where it has 16 bits; others as they are."""
+    found = round_once(values, dtype)
+    return values if found is None else found
 
 
 def _is_nearer(actual: Array, native: Array, golden: Array, bound: Array) -> bool:

@@ -55,7 +55,7 @@ class Targets:
 
 
 # The types of nodes that stand for leaves, and of casts; no Function of a user's can have these names.
-_LEAF, _CAST = _SPECIAL = ("AccumulateGrad", "ToCopyBackward0")
+_LEAF, _CAST = "AccumulateGrad", "ToCopyBackward0"
 
 
 def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edge]]:
@@ -67,42 +67,41 @@ def find_consumers(roots: Iterable[Any], targets: Targets) -> dict[str, list[Edg
     if not targets:
         return found
     seen: dict[int, Any] = {}  # keeps the nodes' Python objects alive, so that their ids stay their own
-    keep, boundary = targets.keep, targets.boundary
-    stack = [node for node in roots if node is not None]
+    keep, edges, leaves, boundary = targets.keep, targets.edges, targets.leaves, targets.boundary
+    stack = [node for node in roots if node is not None and type(node).__name__ != _LEAF]
     while stack:
         node = stack.pop()
         key = id(node)
-        if key in seen or key in keep or type(node).__name__ == _LEAF:
+        if key in seen or key in keep:
             continue
         seen[key] = node
         if node._sequence_nr() < boundary:
             continue
         index = -1
-        for below, number in node.next_functions:
+        for edge in node.next_functions:
             index += 1
-            if below is None:
-                continue
-            path = _path_of(below, number, targets)
-            if path is not None:
+            below = edge[0]
+            path = edges.get((id(below), edge[1])) or _path_of_leaf(below, leaves)
+            if path:
                 found.setdefault(path, []).append((node, index))
-            else:
+            elif path is None:
                 stack.append(below)
     return found
 
 
-def _path_of(node: Any, number: int, targets: Targets) -> Optional[str]:
-    """The path of the target that an edge leads to."""
-    path = targets.edges.get((id(node), number))
-    return _path_of_leaf(node, targets.leaves) if path is None and type(node).__name__ in _SPECIAL else path
-
-
 def _path_of_leaf(node: Any, leaves: Mapping[int, str]) -> Optional[str]:
-    """The path of the leaf that this node stands for, or casts.
+    """The path of the leaf that this node stands for, or casts; "" for other leaves and no node, None for the rest.
 
     Autocast casts a parameter once and shares the cast between all calls: what a call sends to the cast is its share,
     what the cast sends on is everybody's.
     """
-    if type(node).__name__ == _CAST:
-        node = node.next_functions[0][0]
-    is_leaf = node is not None and type(node).__name__ == _LEAF
-    return leaves.get(id(node.variable)) if is_leaf else None
+    if node is None:
+        return ""
+    kind = type(node).__name__
+    if kind == _LEAF:
+        return leaves.get(id(node.variable), "")
+    if kind != _CAST:
+        return None
+    below = node.next_functions[0][0]
+    is_leaf = below is not None and type(below).__name__ == _LEAF
+    return leaves.get(id(below.variable)) if is_leaf else None

@@ -15,6 +15,10 @@ from precision_align.storage.drafts import Form
 # A tensor that repeats itself by stride 0 is written out up to here; masks and biases are far below.
 EXPANDED_BYTES = 1 << 30
 
+# Extra memory that recording may take on a device. Tensors leave it one by one as they come: only one that is not in C
+# order takes any.
+DEVICE_BYTES = 512 << 20
+
 _SPARSE_PARTS = {
     "sparse_coo": ("_indices", "_values"),
     "sparse_csr": ("crow_indices", "col_indices", "values"),
@@ -139,14 +143,34 @@ def _words(tensor: torch.Tensor) -> Array:
         plain = plain.int_repr()
     if name == "complex32":
         return _complex_half_words(plain)
-    plain = plain.resolve_conj().resolve_neg() if row.kind in ("complex", "float") else plain
     return _view_words(_copy_to_cpu(plain), name, np.dtype(row.word))
 
 
 def _copy_to_cpu(plain: torch.Tensor) -> torch.Tensor:
+    """A copy in C order, conjugation and negation carried out.
+
+    A device puts a tensor in order in memory of its own before it hands it over: of one that is not, so many bytes at a
+    time.
+    """
     if plain.device.type == "cpu":
-        return plain.clone(memory_format=torch.contiguous_format)
-    return plain.to("cpu", copy=True).contiguous()
+        return plain.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    if plain.nbytes > DEVICE_BYTES and not (plain.is_contiguous() and not plain.is_conj() and not plain.is_neg()):
+        return _copy_by_pieces(plain)
+    return plain.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+
+
+def _copy_by_pieces(plain: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty(plain.shape, dtype=plain.dtype)
+    stack = [(copy, plain)]
+    while stack:
+        room, piece = stack.pop()
+        if piece.nbytes <= DEVICE_BYTES:
+            room.copy_(piece.resolve_conj().resolve_neg())
+        else:
+            dim = max(range(piece.ndim), key=piece.size)
+            half = piece.size(dim) // 2
+            stack += zip(room.tensor_split([half], dim), piece.tensor_split([half], dim))
+    return copy
 
 
 def _complex_half_words(plain: torch.Tensor) -> Array:

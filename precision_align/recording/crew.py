@@ -12,6 +12,7 @@ import torch
 from precision_align.recording.batches import BatchFacts
 from precision_align.recording.beginning import Start
 from precision_align.recording.calls import CallRecorder
+from precision_align.recording.collectives import CollectiveRecorder, CollectiveTap
 from precision_align.recording.companions import Companion
 from precision_align.recording.costs import Costs
 from precision_align.recording.draws import DrawTap
@@ -45,8 +46,7 @@ EAGER = (
 
 
 class Taps:
-    """The torch modes of the operator and function sources, and of start packs. Modes form a stack: they are entered
-    and left in order.
+    """The torch modes of three sources, and of start packs. Modes form a stack: they are entered and left in order.
 
     A script's session begins in the middle of a call, perhaps inside modes of the script's own: there the taps are
     entered before the script starts, and do nothing until a session binds them.
@@ -55,6 +55,7 @@ class Taps:
     def __init__(self, sources: frozenset[str], draws: bool = False, swaps: Sequence[Swap] = ()) -> None:
         self.operators = OperatorTap() if "operators" in sources else None
         self.functions = FunctionTap() if "functions" in sources else None
+        self.collectives = CollectiveTap() if "collectives" in sources and has_distributed() else None
         self.draws = DrawTap() if draws else None
         self.swapped_functions = FunctionSwapTap() if swaps else None
         self.swapped_operators = OperatorSwapTap() if any(map(means_operators, swaps)) else None
@@ -76,6 +77,14 @@ class Taps:
             if operators is not None:
                 operators.__enter__()  # type: ignore[no-untyped-call]
                 cleanup.callback(_leave, operators, _top_dispatch_mode, note)
+        if self.collectives is not None:
+            self.collectives.__enter__()  # type: ignore[no-untyped-call]
+            cleanup.callback(_leave, self.collectives, _top_dispatch_mode, note)
+
+
+def has_distributed() -> bool:
+    """Whether this torch was built with torch.distributed."""
+    return bool(torch.distributed.is_available())
 
 
 def _top_function_mode() -> Any:
@@ -100,8 +109,8 @@ def _leave(mode: Any, find_top: Callable[[], Any], note: Callable[[str], None]) 
 class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
     records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
-    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted; ``swaps``: what
-    is executed in another way.
+    what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted;
+    ``find_step``: the framework's number of the step that begins; ``swaps``: what is executed in another way.
     """
 
     taps: Optional[Taps] = None
@@ -114,6 +123,7 @@ class Setup:
     after: Optional[Callable[[], None]] = None
     start: Optional[Start] = None
     norms: bool = False
+    find_step: Optional[Callable[[], int]] = None
     swaps: Sequence[Swap] = ()
 
 
@@ -212,6 +222,8 @@ def gather_crew(
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
     if taps.operators is not None:
         members.append(OperatorRecorder(tape, calls, taps.operators, findings, model))
+    if taps.collectives is not None:
+        members.append(CollectiveRecorder(tape, calls, taps.collectives))
     if setup.facts:
         members += [BatchFacts(model, series, tape.clock), Costs(model, series, tape.clock)]
     if setup.forcer is not None:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import torch
 
 from precision_align.recording.living import find_optimizers
+from precision_align.recording.masters import is_managed
 
 
 class Cycle:
@@ -47,4 +48,4 @@ class Cycle:
     @property
     def has_optimizers(self) -> bool:
         """Whether any is to be waited for; without one a backward pass ends a step."""
-        return bool(self._look())
+        return bool(self._look()) or any(map(is_managed, self._model.parameters()))

@@ -21,6 +21,7 @@ from precision_align.recording.hooks import first_names
 from precision_align.recording.modes import session_modes
 from precision_align.recording.origins import module_classes
 from precision_align.recording.parameters import tied_names
+from precision_align.recording.placement import read_placement
 from precision_align.recording.plan import Plan
 from precision_align.recording.shards import describe_shard
 from precision_align.storage import layout
@@ -46,18 +47,14 @@ def find_rank(rank: Optional[int] = None) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         found, world = distributed.get_rank(), distributed.get_world_size()
     else:
-        found, world = _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+        placed, world, _ = read_placement()
+        found = placed or 0
     return (found if rank is None else rank), max(world, found + 1, (rank or 0) + 1)
-
-
-def _environment_number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default
 
 
 def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
     """Where this process stands among the others: host, local rank, backend, and the mesh of sharded parameters."""
-    placement: dict[str, Any] = {"host": platform.node(), "local_rank": _environment_number("LOCAL_RANK", 0)}
+    placement: dict[str, Any] = {"host": platform.node(), "local_rank": read_placement()[2]}
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         placement["backend"] = str(distributed.get_backend())

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from precision_align.core.terms import Phase, Role
 from precision_align.recording.consumers import Targets, find_consumers
 from precision_align.recording.nodes import graph_task, sequence_of
 from precision_align.recording.staging import untouched
@@ -26,10 +25,14 @@ from precision_align.recording.tape import Place, Shelf, Tape
 LATE = "gradients that arrived after their step had ended were not recorded"
 
 
+_HOST = torch.device("cpu")
+
+
 class Tap:
     """One gradient to record: collects its contributions in one backward pass, then records their sum."""
 
     __slots__ = (
+        "_device",
         "_dtype",
         "_num_edges",
         "_passes",
@@ -57,6 +60,7 @@ class Tap:
         self.place, self.path, self.extra = place, path, extra
         self._tape, self._shelf, self._num_edges, self._dtype = tape, shelf, num_edges, dtype
         self._sum: Optional[torch.Tensor] = None
+        self._device = _HOST
         self.is_single = num_edges == 1
         self._seen = self._passes = 0
         self.task = -1
@@ -65,8 +69,10 @@ class Tap:
         """One contribution of several; None where autograd had nothing to send."""
         self._seen += 1
         if gradient is not None:
+            sums = self._tape.sums
             with untouched():
-                self._sum = gradient.detach().clone() if self._sum is None else self._sum + gradient.detach()
+                self._sum = sums.start(gradient) if self._sum is None else sums.add(self._sum, gradient)
+            self._device = gradient.device
         if self._seen >= self._num_edges:
             self.finish()
 
@@ -77,9 +83,11 @@ class Tap:
 
     def finish(self) -> None:
         """Record what came, at the latest when the backward pass ends."""
-        if self._sum is not None:
-            self.record(self._sum)
-        self._sum, self._seen = None, 0
+        total, self._sum, self._seen = self._sum, None, 0
+        if total is not None:
+            with untouched():
+                total = self._tape.sums.finish(total, self._device)
+            self.record(total)
 
     def record(self, gradient: torch.Tensor) -> None:
         """Copy a whole gradient and hand it over."""
@@ -91,8 +99,8 @@ class Tap:
         if place.op:
             # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
             path, number = f"{path}~{number}" if number else path, place.number
-        staged = tape.stage(gradient)
-        tape.put(self._shelf, place, place.source, Phase.BACKWARD, Role.GRADIENT, path, number, staged, self.extra)
+        slot = self._shelf.gradient(place.source, path, number, self.extra)
+        tape.take(self._shelf, slot, place, gradient)
 
 
 # Taps, and which of a node's gradients each takes.

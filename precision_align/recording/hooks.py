@@ -50,10 +50,11 @@ class Hook:
         return self._follow(called, self._scope, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_ignoring_hook, ()
+        return make_ignoring_hook, ()
 
 
-def _make_ignoring_hook() -> Callable[..., None]:
+def make_ignoring_hook() -> Callable[..., None]:
+    """Unpickles a hook of ours."""
     return ignore_call
 
 
@@ -85,7 +86,8 @@ class Hooks:
         note: Callable[[str], None],
     ) -> None:
         self._enter, self._leave, self._note = enter, leave, note
-        self._handles: list[Any] = []
+        self._handles: list[tuple[Any, ...]] = []  # scope, module, what removes its two hooks
+        self._inner: list[tuple[str, weakref.ref[torch.nn.Module]]] = []  # those at rest
         self._hooked: dict[int, weakref.ref[torch.nn.Module]] = {}  # an id alone may come again
         self._callable: dict[str, None] = {}
 
@@ -94,6 +96,7 @@ class Hooks:
 
         ``begins``: a step does; what is new then may have been called before.
         """
+        self._wake()
         if all(self._knows(module) for module in walk_modules(model)):
             return
         modules, _ = first_names(model)
@@ -125,13 +128,34 @@ class Hooks:
         if type(module).forward is not torch.nn.Module.forward:
             self._callable[scope] = None
 
+        self._register(scope, module)
+
+    def _register(self, scope: str, module: torch.nn.Module) -> None:
         # first, so that what the user's own hooks do to the inputs and the state (spectral_norm) is part of the call
-        self._handles.append(
-            module.register_forward_pre_hook(Hook(module, scope, self._enter), prepend=True, with_kwargs=True)
-        )
-        self._handles.append(
-            module.register_forward_hook(Hook(module, scope, self._leave), with_kwargs=True, always_call=True)
-        )
+        before = module.register_forward_pre_hook(Hook(module, scope, self._enter), prepend=True, with_kwargs=True)
+        after = module.register_forward_hook(Hook(module, scope, self._leave), with_kwargs=True, always_call=True)
+        self._handles.append((scope, weakref.ref(module), before, after))
+
+    def rest(self) -> None:
+        """Take the hooks of all modules but the root away until :meth:`attach`: steps that nobody wants follow."""
+        if self._inner:
+            return
+        kept = []
+        for scope, module, *handles in self._handles:
+            if scope == "":
+                kept.append((scope, module, *handles))
+                continue
+            self._inner.append((scope, module))
+            for handle in handles:
+                handle.remove()
+        self._handles = kept
+
+    def _wake(self) -> None:
+        inner, self._inner = self._inner, []
+        for scope, reference in inner:
+            module = reference()
+            if module is not None:
+                self._register(scope, module)
 
     def uncalled(self, called: Collection[str]) -> list[str]:
         """Hooked modules with a forward of their own (a ModuleList has none) that were never called."""
@@ -139,6 +163,8 @@ class Hooks:
 
     def detach(self) -> None:
         """Remove them all."""
-        for handle in self._handles:
-            handle.remove()
+        for _, _, *handles in self._handles:
+            for handle in handles:
+                handle.remove()
         self._handles.clear()
+        self._inner.clear()

@@ -28,27 +28,40 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     the script raises, SystemExit included, is raised again after the dump is closed; ``launch``, if given, then tells
     what was recorded. Raises UsageError where there is no such script and for options that do not fit.
     """
+    check_options(options)
+    run, arguments, folder = _find_program(argv)
+    if not options.dry_run:
+        check_folder(options)
+    launch = Launch() if launch is None else launch
+    launch.started = True
+    if options.dry_run:
+        launch.counted = CountingSink(_count_enough(options), options.limits.storage.weights_from)
+    with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
+        run()
+    return launch
+
+
+def check_options(options: LaunchOptions) -> None:
+    """Say a mistake before the script runs. Raises UsageError, and what opening the reference raises."""
     make_plan(options.sources, options.payload, options.select, options.steps)
     options.limits.check()
     check_eager(options.eager)
-    with ExitStack() as opened:  # a mistake in them is to be said before the script runs
+    with ExitStack() as opened:
         options.limits.make_trigger(opened)
         options.limits.make_switch(opened)
         open_reference(options.force, 0, make_plan(options.sources), opened)
         options.begin.open(0, opened)
     if options.model is not None and not all(options.model.partition(":")):
         raise UsageError(f"--model takes MODULE:ATTRIBUTE, such as __main__:model, not {options.model!r}")
-    run, arguments, folder = _find_program(argv)
-    if not options.dry_run:
-        _check_folder(options, Path(options.path))
-        if options.begin.save is not None:
-            _check_folder(options, options.begin.save)
-    launch = Launch() if launch is None else launch
-    launch.started = True
-    launch.counted = CountingSink(_count_enough(options)) if options.dry_run else None
-    with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
-        run()
-    return launch
+
+
+def check_folder(options: LaunchOptions) -> None:
+    """Say now that the dump's folder, or the start pack's, is taken, not when the model is called, minutes later."""
+    for folder in filter(None, (Path(options.path), options.begin.save)):
+        own = folder / name_rank(find_rank()[0])
+        taken = own.is_dir() and any(own.iterdir())
+        if taken and not (options.overwrite or options.append):
+            raise UsageError(f"{folder} already holds a dump: choose another folder, --overwrite or --append")
 
 
 def _count_enough(options: LaunchOptions) -> int:
@@ -72,14 +85,6 @@ def _find_program(argv: Sequence[str]) -> tuple[Callable[[], Any], list[str], st
     if not script.exists():
         raise UsageError(f"there is no script {words[0]!r} here ({Path.cwd()})")
     return functools.partial(runpy.run_path, str(script), run_name="__main__"), words, str(script.resolve().parent)
-
-
-def _check_folder(options: LaunchOptions, folder: Path) -> None:
-    """Say now that the dump's folder is taken, not when the model is called, minutes into the script."""
-    own = folder / name_rank(find_rank()[0])
-    taken = own.is_dir() and any(own.iterdir())
-    if taken and not (options.overwrite or options.append):
-        raise UsageError(f"{folder} already holds a dump: choose another folder, --overwrite or --append")
 
 
 @contextmanager

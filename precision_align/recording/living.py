@@ -16,13 +16,18 @@ def find_living(kind: type) -> list[Any]:
 
 
 def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """All living torch optimizers that hold parameters of a model."""
+    """All living torch optimizers that hold parameters of a model, without wrappers around another one of them.
+
+    A wrapper (Accelerate's) is an Optimizer too, but only the one inside tells of its steps for sure.
+    """
     mine = {id(parameter) for parameter in model.parameters()}
-    return [
+    found = [
         thing
         for thing in find_living(torch.optim.Optimizer)
         if any(id(held) in mine for group in parameter_groups(thing) for held in group["params"])
     ]
+    known = {id(optimizer) for optimizer in found}
+    return [optimizer for optimizer in found if not any(id(part) in known for part in vars(optimizer).values())]
 
 
 def find_schedulers(optimizers: list[Any]) -> list[Any]:

@@ -22,9 +22,10 @@ from precision_align.core.records import Call
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree, class_name, flatten
 from precision_align.recording.forcing import Forcer
+from precision_align.recording.masters import Master, find_masters, gradient_to_record
 from precision_align.recording.modes import call_modes
 from precision_align.recording.origins import caller_line
-from precision_align.recording.parameters import Owned, gradient_of, owned_parameters
+from precision_align.recording.parameters import Owned, owned_parameters
 from precision_align.recording.tape import Place, Tape
 
 _NONE: Tree = {"kind": "scalar", "value": None}
@@ -116,8 +117,10 @@ class OptimizerRecorder:
 
     @property
     def kind(self) -> str:
-        """The optimizer's full class name."""
-        return class_name(type(self.optimizer))
+        """The optimizer's full class name; another one where what it updates is not the parameters themselves."""
+        name = class_name(type(self.optimizer))
+        copies = any(isinstance(item, Master) and not item.is_exact for item in self._owned())
+        return f"{name} on fp32 copies or pieces" if copies else name
 
     def describe_groups(self) -> list[Mapping[str, Any]]:
         """Hyperparameters and parameter names of each group, as JSON."""
@@ -128,13 +131,18 @@ class OptimizerRecorder:
         everything = owned_parameters(self.model)
         members = {id(parameter) for group in parameter_groups(self.optimizer) for parameter in group["params"]}
         mine = [item for item in everything if id(item.tensor) in members]
+        if not mine:
+            held = [parameter for group in parameter_groups(self.optimizer) for parameter in group["params"]]
+            masters = find_masters(everything, held)
+            if masters:
+                return list(masters)
         foreign = len(members - {id(item.tensor) for item in everything})
         if foreign:
             self.tape.note(f"{self.scope} holds {foreign} tensors that are not the model's parameters: not recorded")
         return mine or everything
 
     def _describe(self, owned: Sequence[Owned]) -> dict[str, Any]:
-        names = {id(item.tensor): item.name for item in owned}
+        names = {id(item.held if isinstance(item, Master) else item.tensor): item.name for item in owned}
         groups = []
         for group in parameter_groups(self.optimizer):
             plain = {key: _plain(value) for key, value in group.items() if key != "params"}
@@ -149,14 +157,18 @@ class OptimizerRecorder:
 
     def _state_of(self, item: Owned) -> Iterator[tuple[str, Any]]:
         states = getattr(self.optimizer, "state", None)
-        if not isinstance(states, Mapping) or item.tensor not in states:
+        held = item.held if isinstance(item, Master) else item.tensor
+        if not isinstance(states, Mapping) or held not in states:
             return
-        state = states[item.tensor]
+        state = states[held]
         if isinstance(state, Mapping):
-            yield from ((str(name), value) for name, value in state.items())
+            for name, value in state.items():
+                if isinstance(item, Master) and isinstance(value, torch.Tensor):
+                    value = item.cut(value)
+                yield str(name), value
 
     def _record_gradients(self, owned: Sequence[Owned]) -> bool:
-        found = [(item, gradient) for item in owned if (gradient := gradient_of(item.tensor)) is not None]
+        found = [(item, gradient) for item in owned if (gradient := gradient_to_record(item)) is not None]
         for item, gradient in found:
             self._record(item, Role.GRADIENT, item.local, gradient)
         return bool(found)

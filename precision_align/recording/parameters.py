@@ -97,12 +97,25 @@ class ParameterRecorder:
         self._tape, self._model = tape, model
         self._inventory = Inventory(model)
 
-    def record_start(self, within: str = "") -> None:
-        """Parameters and buffers as the step finds them; ``within``: of this scope and those below it only."""
+    def record_start(self, within: str = "") -> list[Owned]:
+        """Parameters and buffers as the step finds them; ``within``: of this scope and those below it only.
+
+        Returns those parameters that are not there now, to be given to ``record_gathered`` when they are.
+        """
+        absent = []
         for role, owned in ((Role.PARAMETER, self._inventory.parameters()), (Role.BUFFER, owned_buffers(self._model))):
             for item in owned:
-                if not within or f"{item.scope}.".startswith(f"{within}."):
+                if within and not f"{item.scope}.".startswith(f"{within}."):
+                    continue
+                if is_partitioned(item.tensor):
+                    absent.append(item)
+                else:
                     self._record(item, Phase.FORWARD, role, item.tensor, 0)
+        return absent
+
+    def record_gathered(self, item: Owned) -> None:
+        """A parameter that was not there when the step began, unchanged since."""
+        self._record(item, Phase.FORWARD, Role.PARAMETER, item.tensor, 0)
 
     def record_totals(self, ordinal: int) -> None:
         """All gradients as they stand in ``.grad``; ``ordinal`` counts the backward passes of this micro-batch."""
@@ -120,6 +133,14 @@ class ParameterRecorder:
         tape.put(shelf, place, Source.PARAMETERS, phase, role, item.local, ordinal, staged, None)
 
 
+def is_partitioned(tensor: torch.Tensor) -> bool:
+    """Whether the parameter is empty, as DeepSpeed's ZeRO 3 leaves it outside of its module's call."""
+    return hasattr(tensor, "ds_tensor") and tensor.numel() == 0
+
+
 def gradient_of(parameter: torch.Tensor) -> Optional[torch.Tensor]:
-    """The accumulated gradient, None where there is none."""
-    return parameter.grad if parameter.is_leaf else None
+    """The accumulated gradient, None where there is none; Megatron accumulates it in a buffer of its own."""
+    if not parameter.is_leaf or parameter.grad is not None:
+        return parameter.grad if parameter.is_leaf else None
+    gradient: Optional[torch.Tensor] = getattr(parameter, "main_grad", None)
+    return gradient

@@ -14,7 +14,7 @@ from precision_align.recording.zoomplans import ZoomPlan
 
 SOURCES = ("modules", "gradients", "parameters", "optimizer")
 # Off by default: they see more, cost more, and run the program under a torch mode.
-EXTRA_SOURCES = ("operators", "functions")
+EXTRA_SOURCES = ("operators", "functions", "collectives")
 Steps = Union[str, int, Collection[int], None]
 Payload = Union[str, Tier, Mapping[str, Union[str, Tier]]]
 Select = Union[str, Sequence[str], ZoomPlan, None]

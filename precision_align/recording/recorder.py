@@ -16,10 +16,12 @@ import torch
 from precision_align.core.errors import NothingCaptured, PrecisionAlignError, UsageError
 from precision_align.core.records import ENDED, Point, RunInfo
 from precision_align.core.terms import Phase, Role, Source
+from precision_align.recording.begun import Begun
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.crew import Setup, gather_crew
 from precision_align.recording.cycles import Cycle
 from precision_align.recording.environment import update_models
+from precision_align.recording.gathering import Gathering
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
 from precision_align.recording.losses import listening
@@ -55,6 +57,7 @@ class Recorder:
         self._ledger = Ledger(tape)
         self._calls = CallRecorder(tape, self._ledger)
         self._parameters = ParameterRecorder(tape, model)
+        self._gathering = Gathering(model, self._parameters.record_gathered, tape.note)
         self._given_optimizers, self._optimizers = list(optimizers), list[OptimizerRecorder]()
         self._unwrapped: list[OptimizerRecorder] = []
         self._series = Series()
@@ -67,12 +70,13 @@ class Recorder:
         self._others: set[str] = set()
         self._forcer = None if setup is None else setup.forcer
         self._after = None if setup is None else setup.after
+        self._find_step = None if setup is None else setup.find_step
         self._calls.forcer = self._forcer
         self._crew = gather_crew(
             tape, model, self._calls, self._ledger, self._series, setup or Setup(), self._given_optimizers
         )
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
-        self._begun: set[int] = set()
+        self._begun = Begun()
         self._starter = self._crew.starter
 
     @property
@@ -173,7 +177,7 @@ class Recorder:
         if number is not None and (not isinstance(number, int) or number < 0):
             raise UsageError(f"a step is a number from 0 on, not {number!r}")
         self._end_step()
-        self._begin_step(self._tape.clock.step + 1 if number is None else number)
+        self._begin_step(self._tape.clock.step + 1 if number is None else number, explicit=True)
         self._explicit = True
         try:
             yield self
@@ -208,6 +212,10 @@ class Recorder:
     def note(self, text: str) -> None:
         """Add a line to the dump's notes."""
         self._tape.note(text)
+
+    def fall_silent(self) -> None:
+        """This process is a fork of the one that records: nothing of what it does is for the dump."""
+        self._open = self._tape.clock.recording = False
 
     def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
         """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
@@ -247,12 +255,12 @@ class Recorder:
         if self._tape.clock.recording:
             self._hooks.attach(self._model, begins=False)
             if "parameters" in self._tape.plan.sources:
-                self._tape.guard("parameters", self._parameters.record_start, scope)
+                self._tape.guard("parameters", self._record_parameters, scope)
         return scope
 
     # What the steps consist of
 
-    def _begin_step(self, number: int) -> None:
+    def _begin_step(self, number: int, *, explicit: bool = False) -> None:
         clock = self._tape.clock
         clock.step, clock.micro, clock.identities = number, -1, itertools.count()
         wanted = self._open and self._tape.plan.wants_step(number) and self._crew.wants_step()
@@ -264,25 +272,29 @@ class Recorder:
         self._num_steps += 1
         if not clock.recording:
             self._tape.release()
+            if explicit:  # else a part that is called on its own may begin the next step
+                self._hooks.rest()
             return
         self._hooks.attach(self._model)
         self._calls.start_step()
         for recorder in self._optimizers:
             recorder.start_step()
         if "parameters" in self._tape.plan.sources:
-            self._tape.guard("parameters", self._parameters.record_start)
+            self._tape.guard("parameters", self._record_parameters)
+
+    def _record_parameters(self, within: str = "") -> None:
+        self._gathering.wait(self._parameters.record_start(within))
 
     def _came_before(self, number: int) -> bool:
-        known = number in self._begun
-        if known:
+        if known := self._begun.add(number):
             self._tape.note(f"step {number} came more than once: only its first time is recorded")
-        self._begun.add(number)
         return known
 
     def _end_step(self) -> None:
         if not self._step_open:
             return
         self._step_open = False
+        self._gathering.finish_step()
         self._ledger.close_step()
         self._passes.finish_step()
         if self._passes.passed and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
@@ -354,7 +366,8 @@ class Recorder:
         clock = self._tape.clock
         if not self._explicit and (not self._step_open or self._starts_anew(scope, module)):
             self._end_step()
-            self._begin_step(clock.step + 1)
+            found = -1 if self._find_step is None else self._find_step()
+            self._begin_step(max(clock.step + 1, found))
         if scope == "":
             clock.micro += 1
             self._passes.start_batch()

@@ -75,11 +75,12 @@ def capture(
     Outputs, gradients and updates are bit-equal with and without it.
 
     ``optimizer``: anything with ``step()``, or a list of them; ``sources``: of "modules", "gradients", "parameters",
-    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators) and "operators"
-    (everything that torch dispatches); ``payload``: how much of each tensor is kept ("fingerprint", "statistics",
-    "sketch", "sample", "full"), or a mapping scope glob -> that, the last match wins; ``select``: scope globs whose
-    tensors are recorded (calls are always), or a :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``:
-    which steps, as a collection or like "3,10-12" (all); ``rank``: of this process (found from torch.distributed or
+    "optimizer", and beyond the default "functions" (``torch.nn.functional`` and custom operators), "operators"
+    (everything that torch dispatches) and "collectives" (what ranks send each other); ``payload``: how much of each
+    tensor is kept ("fingerprint", "statistics", "sketch", "sample", "full"), or a mapping scope glob -> that, the last
+    match wins; ``select``: scope globs whose tensors are recorded (calls are always), or a
+    :class:`~precision_align.recording.zoomplans.ZoomPlan`; ``steps``: which steps, as a collection or like "3,10-12"
+    (all); ``rank``: of this process (found from torch.distributed or
     the launcher); ``ranks``: which ranks record, as ``steps``; ``path``: the dump's folder, or None with a ``sink`` of
     your own.
 
@@ -153,9 +154,13 @@ def start_recorder(
     after: Optional[Callable[[], None]] = None,
     begin: Beginning = NO_BEGINNING,
     norms: bool = False,
+    find_step: Optional[Callable[[], int]] = None,
     swaps: Sequence[Swap] = (),
 ) -> Recorder:
-    """A session from checked arguments; opens the dump. Raises as :func:`capture`."""
+    """A session from checked arguments; opens the dump. ``find_step``: the framework's number of the step that begins.
+
+    Raises as :func:`capture`.
+    """
     limits.check()
     check_eager(eager)
     path = None if path is None else str(Path(path).absolute())  # the run may change the working directory
@@ -185,5 +190,5 @@ def start_recorder(
     start = None if muted else begin.make(pack, info, clock, limits.storage, overwrite)
     tape = Tape(sink, plan, info.rank, clock, budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms, swaps)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms, find_step, swaps)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

@@ -16,9 +16,14 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a DTensor, without communication; any other tensor as it is."""
     if not is_distributed(tensor):
         return tensor
-    local: Any = tensor._local_tensor  # type: ignore[attr-defined]  # to_local() would make an autograd node
-    wait = getattr(local, "wait", None)  # the result of a collective that is still under way
-    waited: torch.Tensor = local if wait is None or type(local) is torch.Tensor else wait()
+    return wait_for(tensor._local_tensor)  # type: ignore[attr-defined]  # to_local() would make an autograd node
+
+
+def wait_for(tensor: torch.Tensor) -> torch.Tensor:
+    """The result of a collective that is still under way, when it is there; any other tensor as it is."""
+    if type(tensor).__name__ != "AsyncCollectiveTensor":
+        return tensor
+    waited: torch.Tensor = tensor.wait()  # type: ignore[attr-defined]
     return waited
 
 

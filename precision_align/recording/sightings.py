@@ -47,7 +47,10 @@ class Sighting:
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often the tensor was written in place; -1 where torch does not count (inference mode)."""
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version  # unlike is_inference() this does not give up the interpreter's lock
+    except RuntimeError:
+        return -1
 
 
 def shares_memory(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from precision_align.core.dtypes import DTYPES
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
-from precision_align.recording.shards import describe_shard, local_shard
+from precision_align.recording.shards import describe_shard, local_shard, wait_for
 from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
 from precision_align.recording.storages import storage_of
 from precision_align.storage.drafts import Form
@@ -218,6 +218,7 @@ class Stager:
         return known is not None and known() is tensor
 
     def _stage_any(self, tensor: torch.Tensor) -> Staged:
+        tensor = wait_for(tensor)
         shard = describe_shard(tensor)
         if shard is not None:
             staged = self._stage_any(local_shard(tensor))

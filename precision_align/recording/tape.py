@@ -16,13 +16,17 @@ from precision_align.recording.budgets import Budget
 from precision_align.recording.copies import Staged
 from precision_align.recording.plan import Plan
 from precision_align.recording.staging import Stager
+from precision_align.recording.sums import Sums
 from precision_align.storage.base import Sink, put_all
 from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item, Slot
+from precision_align.storage.settings import default_staging_bytes
 
-# A batch goes to the sink when it has so many bytes or items: enough for the writer to work on without the
-# interpreter's lock, few enough to be still in the cache.
-_BATCH_BYTES = 1 << 20
-_BATCH_ITEMS = 64
+# A batch goes to the sink when it has so many bytes or items. Each hand-over wakes the writer, which then fights for
+# the interpreter's lock with the training: batches of 1 MiB cost the small benchmark model's step 5 to 10 % more of the
+# training thread's CPU than these. They stay far below what may wait for the writer.
+_BATCH_BYTES = 8 << 20
+_BATCH_ITEMS = 1024
+_BATCHES_STAGED = 16
 # About 0.5 KB each. Records of one step of a large model are fewer.
 _MAX_SLOTS = 1 << 17
 
@@ -66,12 +70,21 @@ class Clock:
 class Shelf:
     """The slots of one place's records, the same in every step."""
 
-    __slots__ = ("_fixed", "_rank", "slots", "tier")
+    __slots__ = ("_fixed", "_gradients", "_rank", "slots", "tier")
 
     def __init__(self, rank: int, place: Place, tier: Tier) -> None:
         self._rank, self.tier = rank, tier
         self._fixed = (place.scope, place.call, place.pass_, place.op)
         self.slots: dict[tuple[Any, ...], Slot] = {}
+        self._gradients: dict[str, Slot] = {}
+
+    def gradient(self, source: Source, path: str, number: int, extra: Mapping[str, Any]) -> Slot:
+        """The slot of a gradient; those of a place and path are nearly always alike."""
+        known = self._gradients.get(path)
+        if known is None or known.ordinal != number or known.source is not source or known.extra != extra:
+            known = self.find(source, Phase.BACKWARD, Role.GRADIENT, path, number, extra)
+            self._gradients[path] = known
+        return known
 
     def find(
         self, source: Source, phase: Phase, role: Role, path: str, ordinal: int, extra: Optional[Mapping[str, Any]]
@@ -115,12 +128,14 @@ class Tape:
     num_records: int = 0
     num_calls: int = 0
     lost: str = ""
+    sums: Sums = field(default_factory=Sums)
     _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
     _shelves: dict[tuple[Any, ...], Shelf] = field(default_factory=dict)
     _waiting: list[Item] = field(default_factory=list)
     _waiting_bytes: int = 0
+    _batch_bytes: int = field(default_factory=lambda: min(_BATCH_BYTES, default_staging_bytes() // _BATCHES_STAGED))
 
     def tick(self) -> int:
         """The next sequence number."""
@@ -208,16 +223,26 @@ class Tape:
         if slot is None:
             slot = shelf.find(source, phase, role, path, number, extra)
         with self._lock:
-            tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
-            if order is None:
-                order = next(self._counter)
-            self._waiting.append(DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged))
-            self._waiting_bytes += staged.form.nbytes
-            self.num_records += 1
-            if self._waiting_bytes >= _BATCH_BYTES or len(self._waiting) >= _BATCH_ITEMS:
-                self._hand_on()
+            self._append(shelf, slot, place, staged, order)
+
+    def take(self, shelf: Shelf, slot: Slot, place: Place, tensor: torch.Tensor) -> None:
+        """As :meth:`record`, where the slot is known."""
+        with self._lock:
+            self._append(shelf, slot, place, self._stager.stage(tensor), None)
+
+    def _append(self, shelf: Shelf, slot: Slot, place: Place, staged: Staged, order: Optional[int]) -> None:
+        tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
+        if order is None:
+            order = next(self._counter)
+        self._waiting.append(DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged))
+        self._waiting_bytes += staged.form.nbytes
+        self.num_records += 1
+        if self._waiting_bytes >= self._batch_bytes or len(self._waiting) >= _BATCH_ITEMS:
+            self._hand_on()
         for name, part in staged.parts or ():
-            self.put(shelf, place, source, phase, role, f"{path}#{name}", number, part, extra)
+            path = f"{slot.path}#{name}"
+            own = shelf.find(slot.source, slot.phase, slot.role, path, slot.ordinal, slot.extra)
+            self._append(shelf, own, place, part, None)
 
     def call(self, call: Union[Call, DeferredCall]) -> None:
         """Hand a finished call to the sink."""
@@ -260,6 +285,11 @@ class Tape:
             told = getattr(self.sink, "notes", ())  # what the sink itself could not do
             self.notes.extend(note for note in told if note not in self.notes)
             self.lost = str(getattr(self.sink, "lost", ""))
+
+    def forget_copies(self) -> None:
+        """Tensors may have changed unseen: no copy is used again."""
+        with self._lock:
+            self._stager.forget()
 
     def release(self) -> None:
         """Steps that are not recorded follow: the memory for copies is not needed for now."""

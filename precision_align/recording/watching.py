@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,12 +18,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precision_align.core.trees import class_name
 from precision_align.recording.beginning import NO_BEGINNING, Beginning
+from precision_align.recording.counters import find_counter
 from precision_align.recording.crew import Taps
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.limits import NO_LIMITS, Limits
+from precision_align.recording.masters import find_masters
 from precision_align.recording.models import Models, name_model
 from precision_align.recording.optimizers import OptimizerRecorder, parameter_groups, takes_closure
 from precision_align.recording.origins import plain_attributes
+from precision_align.recording.parameters import owned_parameters
 from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make_plan
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
@@ -61,12 +66,14 @@ class LaunchOptions:
 @dataclass
 class Launch:
     """What became of a script: ``started`` or refused; ``recorder`` is None where no model was called; ``counted``:
-    what a dry run saw.
+    what a dry run saw; ``failure``: why the session could not begin; ``trained``: an optimizer has stepped.
     """
 
     started: bool = False
     recorder: Optional[Recorder] = None
     counted: Optional[CountingSink] = None
+    failure: Optional[Exception] = None
+    trained: bool = False
 
 
 class Watch:
@@ -75,10 +82,20 @@ class Watch:
     The first outermost module with parameters that is called is the root of the session; others join it under the
     names of their variables. Where a later one holds the root (a part was tried out before training began), and no
     backward pass has come yet, the session starts anew with the whole.
+
+    Whatever fails here or in the session, the script's run goes on: ``launch.failure`` has what kept the session from
+    beginning (``on_change`` is called then, and when it has begun), notes tell the rest. ``below``: this is a child of
+    the program that is to be captured, recorded only if it trains.
     """
 
-    def __init__(self, options: LaunchOptions, launch: Launch) -> None:
-        self._options, self._launch = options, launch
+    def __init__(
+        self,
+        options: LaunchOptions,
+        launch: Launch,
+        below: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._options, self._launch, self._below, self._on_change = options, launch, below, on_change
         self._path = str(Path(options.path).absolute())  # the script may change the working directory
         self._stack, self._session = ExitStack(), ExitStack()
         self._models: Optional[Models] = None
@@ -98,7 +115,15 @@ class Watch:
             (register_optimizer_step_post_hook, self._after_step),
         ):
             self._stack.callback(register(hook).remove)
+        _follow_forks(self)
         return self
+
+    def leave_to_parent(self) -> None:
+        """This process was forked: what its parent records is not for it, and it may train on its own."""
+        self._below = True
+        if self._launch.recorder is not None:
+            self._launch.recorder.fall_silent()
+            self._stop_waiting()
 
     def __exit__(self, *error: Any) -> Optional[bool]:
         self._stop_waiting()
@@ -117,26 +142,43 @@ class Watch:
             self._launch.recorder.note(text)
 
     def _wait_for_calls(self) -> None:
-        original = torch.nn.Module.__call__
+        # Not Module.__call__ itself, which frameworks and compilers check by identity; that calls this one.
+        original: Callable[..., Any] = torch.nn.Module._call_impl
 
         @functools.wraps(original)
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and self._replaced is not None and id(module) not in self._familiar:
-                self._consider(module, (args, kwargs))
+                self._guard("a model that was called", self._consider, module, (args, kwargs))
             return original(module, *args, **kwargs)
 
         self._replaced, self._replacement = original, call
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        torch.nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
 
     def _stop_waiting(self) -> None:
         # where somebody has wrapped ours meanwhile it stays, and does nothing
-        if self._replaced is not None and torch.nn.Module.__call__ is self._replacement:
-            torch.nn.Module.__call__ = self._replaced  # type: ignore[method-assign]
+        if self._replaced is not None and torch.nn.Module._call_impl is self._replacement:
+            torch.nn.Module._call_impl = self._replaced  # type: ignore[method-assign]
         self._replaced = None
+
+    def _guard(self, what: str, action: Callable[..., Any], *arguments: Any) -> None:
+        """Our own work inside the script's: an error of ours never becomes the script's."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            if self._launch.recorder is not None:
+                self._launch.recorder.note(f"{what}: not recorded, {type(error).__name__}: {error}")
+                return
+            self._stop_waiting()
+            self._launch.failure = error
+            self._on_change()
 
     def _consider(self, module: torch.nn.Module, arguments: Any) -> None:
         """A module is called that the session does not know."""
         recorder = self._launch.recorder
+        if torch.utils.data.get_worker_info() is not None:
+            return
+        if recorder is None and self._below and not _trains(module):
+            return
         if recorder is None or self._models is None:
             model = _resolve(self._options.model) if self._options.model else module
             if model is not None and _has_parameters(model):
@@ -166,9 +208,11 @@ class Watch:
             eager=options.eager,
             begin=options.begin if self._launch.counted is None else NO_BEGINNING,
             norms=options.visit is not None,
+            find_step=find_counter(model),
             swaps=options.swaps,
         )
         self._launch.recorder = self._session.enter_context(recorder)
+        self._on_change()
 
     def _join(self, recorder: Recorder, models: Models, module: torch.nn.Module) -> None:
         holds_root = any(part is models.first for part in module.modules())
@@ -190,13 +234,18 @@ class Watch:
         self._session = ExitStack()
         self._options = replace(self._options, overwrite=True)
         if self._launch.counted is not None:
-            self._launch.counted = CountingSink(self._launch.counted.enough)
+            self._launch.counted = CountingSink(self._launch.counted.enough, self._options.limits.storage.weights_from)
+        self._launch.recorder = None
         self._begin(module)
 
     def _familiarize(self, module: torch.nn.Module) -> None:
         self._familiar.update((id(part), part) for part in module.modules())
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._launch.trained = True
+        self._guard("an optimizer step", self._begin_update, optimizer, args, kwargs)
+
+    def _begin_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self._launch.recorder
         if recorder is None:
             return
@@ -208,11 +257,31 @@ class Watch:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder = self._launch.recorder
         if recorder is not None and id(optimizer) in self._known:
-            recorder.after_step(self._known[id(optimizer)][1])
+            self._guard("an optimizer step", recorder.after_step, self._known[id(optimizer)][1])
 
     def _holds_parameters(self, optimizer: Any) -> bool:
-        mine = {id(parameter) for parameter in self._models.parameters()} if self._models is not None else set()
-        return any(id(parameter) in mine for group in parameter_groups(optimizer) for parameter in group["params"])
+        owned = owned_parameters(self._models) if self._models is not None else []
+        held = [parameter for group in parameter_groups(optimizer) for parameter in group["params"]]
+        mine = {id(item.tensor) for item in owned}
+        return any(id(parameter) in mine for parameter in held) or bool(find_masters(owned, held))
+
+
+def _follow_forks(watch: Watch) -> None:
+    found = weakref.ref(watch)
+
+    def tell() -> None:
+        alive = found()
+        if alive is not None:
+            alive.leave_to_parent()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=tell)
+
+
+def _trains(module: torch.nn.Module) -> bool:
+    """Whether this call is one of a training loop, not of a program that uses a model."""
+    learns = any(parameter.requires_grad for parameter in module.parameters())
+    return learns and module.training and torch.is_grad_enabled()
 
 
 def _divide(options: LaunchOptions, model: torch.nn.Module) -> LaunchOptions:

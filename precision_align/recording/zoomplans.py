@@ -17,10 +17,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from precision_align.core.documents import read_document
 from precision_align.core.errors import UsageError
 from precision_align.core.terms import Tier
 
@@ -39,27 +39,11 @@ class ZoomPlan:
 def read_zoom_plan(path: Union[str, os.PathLike[str]]) -> ZoomPlan:
     """Read a plan. Raises UsageError, naming the file, for what cannot be read and for every unknown key or tier."""
     place = Path(path)
-    try:
-        text = place.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the plan {place} cannot be read: {error}") from error
-    try:
-        content = json.loads(text) if place.suffix == ".json" else _load_toml(text, place)
-    except ValueError as error:
-        raise UsageError(f"the plan {place} is not valid {place.suffix.lstrip('.') or 'TOML'}: {error}") from error
+    content = read_document(place, "the plan")
     problems = list(_find_problems(content))
     if problems:
         raise UsageError(f"the plan {place}: {'; '.join(problems)}")
     return ZoomPlan(dict(content.get("payload", {})), content.get("default", "statistics"), _text(content.get("steps")))
-
-
-def _load_toml(text: str, place: Path) -> Any:
-    for name in ("tomllib", "tomli"):
-        try:
-            return import_module(name).loads(text)
-        except ModuleNotFoundError:
-            continue
-    raise UsageError(f"this Python cannot read TOML: write the plan {place} as JSON, or `pip install tomli`")
 
 
 def _text(steps: Any) -> Optional[str]:

@@ -22,8 +22,9 @@ from precision_align.devices.arithmetic import Arithmetic
 from precision_align.devices.dispatch import ExecutionMode
 from precision_align.devices.profiles import Profile
 from precision_align.numerics.judgement import Scale
+from precision_align.replay.calljudging import CallJudging, pick
 from precision_align.replay.execution import Execution, Recorded, Style
-from precision_align.replay.judging import CallJudging, Replayer, pick
+from precision_align.replay.judging import Replayer
 from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.replayability import NotReplayable
 from precision_align.replay.values import load_tensor, to_array

@@ -74,13 +74,15 @@ class Execution:
 class Style:
     """How to execute: in float64 or natively, with inputs changed (perturbed) or not, with gradients or not.
 
-    ``arithmetic``: a dispatch mode that computes products as another device would.
+    ``arithmetic``: a dispatch mode that computes products as another device would; ``sampler``: a function mode that
+    computes some rows of big products only.
     """
 
     golden: bool
     change: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
     gradients: bool = False
     arithmetic: Optional[Any] = None
+    sampler: Optional[Any] = None
 
 
 class Executor:
@@ -346,6 +348,8 @@ def _environment(call: Call, style: Style) -> Iterator[None]:
                 stack.enter_context(style.arithmetic)
             if style.golden:
                 stack.enter_context(LiftingMode(autocast))
+            if style.sampler is not None:
+                stack.enter_context(style.sampler)
             yield
     finally:
         torch.set_default_dtype(default)

@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 from torch import nn
 
-from precision_align.core.dtypes import Array, Dtype, dtype_of
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
-from precision_align.numerics.judgement import Judgement, Scale, judge, judge_exact
-from precision_align.replay.alternatives import list_alternatives
-from precision_align.replay.arithmetics import ARITHMETICS, ArithmeticMode
+from precision_align.numerics.judgement import Judgement
+from precision_align.replay.bigcalls import judge_big_backward, judge_big_forward
+from precision_align.replay.calljudging import CallJudging, pick
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
-from precision_align.replay.lifting import LOW_PRECISIONS
 from precision_align.replay.models import Models
-from precision_align.replay.noise import RoundingNoise
+from precision_align.replay.modes import ModeFinder
 from precision_align.replay.randomness import judge_dropout
 from precision_align.replay.replayability import NotReplayable, find_obstacle
+from precision_align.replay.rowsampling import RowSampler, may_be_sampled
 from precision_align.replay.scales import (
-    DRAWS,
-    STEP,
-    estimate_scale,
-    find_scale,
-    is_exact,
     is_random,
-    perturb,
 )
 from precision_align.replay.slots import (
     Slot,
+    Target,
     check_shares,
     list_backward_slots,
     list_cotangents,
     list_flag_differences,
     list_forward_slots,
-    list_sources,
     take_outside_parts,
 )
-from precision_align.replay.ties import Change, are_ties, excuse_near_ties
-from precision_align.replay.values import Resolver, dtype_name, is_finite, load_tensor, to_array
+from precision_align.replay.values import Resolver, load_tensor, to_array
+from precision_align.replay.variants.searching import search_variants
 from precision_align.storage.base import Dump
-
-# What an arithmetic mode leaves of the error when it is the cause: another order of sums, about 1e-3; the wrong mode
-# leaves 0.7 and more.
-MODE_RESIDUAL = 0.1
-TIE_UNITS = 1.0  # rounding units a legitimate score may be off by; the draws reach 2.5 times that
-
-
-@dataclass(frozen=True)
-class Target:
-    """The verdict on one record: ``record`` is the candidate's tensor, None for a difference in non-tensor arguments of
-    the child call number ``child``; ``child`` is -1 for the call's own tensors.
-    """
-
-    child: int
-    path: str
-    record: Optional[TensorRecord]
-    judgement: Judgement
 
 
 class Replayer:
@@ -80,12 +57,14 @@ class Replayer:
         training: Callable[[Recorded], bool],
     ) -> None:
         self._dump = dump
+        self.sampler: Optional[RowSampler] = None
         self._root = root
         self._locate = locate
         self._attributes = attributes
         self._training = training
         self._models = Models(root, locate)
         self._executor = Executor(dump, Resolver(root), training)
+        self.modes = ModeFinder()
 
     @property
     def dump(self) -> Dump:
@@ -102,6 +81,26 @@ class Replayer:
 
     def judge_forward(self, node: Recorded) -> list[Target]:
         """Judge a call's outputs and buffers and, where it called children, what it gave them. Raises NotReplayable."""
+        sampled = judge_big_forward(self, node)
+        if sampled is None and may_be_sampled(node):
+            sampled = self._judge_rows(node)
+        return self._judge_whole(node) if sampled is None else sampled
+
+    def _judge_rows(self, node: Recorded) -> Optional[list[Target]]:
+        """The verdicts where big products compute some of their rows only; None where the code needs all of them."""
+        self.sampler = sampler = RowSampler()
+        try:
+            found = self._judge_whole(node)
+        except NotReplayable:
+            if not sampler.count:
+                raise
+            return None
+        finally:
+            self.sampler = None
+        # a flag that differs may come of the rows that were left out
+        return None if sampler.count and any(target.record is None for target in found) else found
+
+    def _judge_whole(self, node: Recorded) -> list[Target]:
         native = self._run(node, Style(golden=False))
         if is_random(native[1]):
             return judge_random(self._dump, node, native[1])
@@ -115,6 +114,9 @@ class Replayer:
         """Judge the gradients that a call's own code computes: its inputs', its parameters', its children's outputs'.
         Raises NotReplayable.
         """
+        sampled = judge_big_backward(self, node)
+        if sampled is not None:
+            return sampled
         judging, slots = self._open_backward(node)
         targets = [judging.judge_slot(slot) for slot in slots]
         return [target for target in targets if target is not None]
@@ -149,26 +151,35 @@ class Replayer:
             raise NotReplayable("the reference's code has no such result")
         return to_array(golden), to_array(native)
 
-    def compute_alternatives(
-        self, node: Recorded, child: int, path: str, backward: bool
-    ) -> Iterator[tuple[str, str, Array]]:
-        """(name, text, golden) of one result under other forms of its operators. Raises NotReplayable."""
+    def search_variants(
+        self, node: Recorded, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
+    ) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under variants of the code that come near ``actual``, the candidate's.
+        Raises NotReplayable.
+        """
         plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
-        for name, text, form in list_alternatives():
-            style = Style(golden=True, gradients=backward, arithmetic=form)
-            value = pick(self.rerun(node, style, plan, backward), child, path)
-            if value is not None and form.count:
-                yield name, text, to_array(value)
+
+        def replay(mode: Any, native: bool) -> Optional[Array]:
+            style = Style(golden=not native, gradients=backward, arithmetic=mode)
+            try:
+                value = pick(self.rerun(node, style, plan, backward), child, path)
+            except NotReplayable:
+                return None
+            return None if value is None else to_array(value).astype(np.float64)
+
+        return search_variants(actual, golden, dtype_of(dtype), replay)
 
     def rerun(self, node: Recorded, style: Style, plan: Optional[Execution], backward: bool) -> Execution:
         """One more execution in another style."""
         return self._run_gradients(node, style, plan)[0] if backward else self._run(node, style, plan)[0]
 
     def _run(self, node: Recorded, style: Style, plan: Optional[Execution] = None) -> tuple[Execution, nn.Module]:
-        module, inside = self._prepare(node, style)
+        style = style if self.sampler is None else replace(style, sampler=self.sampler)
+        module, inside = self.prepare(node, style)
         return self._executor.execute(node, module, inside, style, plan), module
 
-    def _prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
+    def prepare(self, node: Recorded, style: Style) -> tuple[nn.Module, dict[str, nn.Module]]:
+        """A copy of the module that a call ran, in a style, and those inside it by scope. Raises NotReplayable."""
         fresh = style.change or (torch.clone if style.gradients else None)
         if self._root is None:
             obstacle = find_obstacle(node.call.kind, self._attributes(node), bool(node.children))
@@ -188,7 +199,7 @@ class Replayer:
     def _run_gradients(
         self, node: Recorded, style: Style, plan: Optional[Execution] = None
     ) -> tuple[Execution, nn.Module]:
-        module, inside = self._prepare(node, style)
+        module, inside = self.prepare(node, style)
 
         def finish(result: Execution) -> None:
             for name, parameter in module._parameters.items():
@@ -230,171 +241,3 @@ def judge_random(dump: Dump, node: Recorded, module: nn.Module) -> list[Target]:
         inputs, output = to_array(load_tensor(dump, source)), to_array(load_tensor(dump, record))
         targets.append(Target(-1, path, record, judge_dropout(inputs, output, module, dtype_of(record.dtype))))
     return targets
-
-
-class CallJudging:
-    """Judges the slots of one call; runs the perturbed replays once, when the first slot needs them."""
-
-    def __init__(
-        self,
-        replayer: Replayer,
-        node: Recorded,
-        native: Execution,
-        golden: Execution,
-        module: nn.Module,
-        backward: bool = False,
-    ) -> None:
-        self._replayer, self._node, self._backward = replayer, node, backward
-        self.native, self.golden, self._module = native, golden, module
-        self._draws: Optional[list[Execution]] = None
-        self._finite: Optional[bool] = None
-
-    def judge_slot(self, slot: Slot) -> Optional[Target]:
-        child, path, record = slot
-        if record is None or record.reason:
-            return None
-        native, golden = pick(self.native, child, path), pick(self.golden, child, path)
-        if native is None or golden is None:
-            return None
-        return Target(child, path, record, self._judge(child, path, record, native, golden))
-
-    def _judge(
-        self, child: int, path: str, record: TensorRecord, native: torch.Tensor, golden: torch.Tensor
-    ) -> Judgement:
-        if native.layout != torch.strided:
-            raise NotReplayable(f"{record.layout} results are not judged by replay")
-        actual, same = to_array(load_tensor(self._replayer.dump, record)), to_array(native)
-        mismatch = _compare_kinds(record.dtype, dtype_name(native))
-        if mismatch is not None:
-            return mismatch
-        # a finer dtype than the reference's may hold what was computed in the reference's
-        kind = max(dtype_of(record.dtype), dtype_of(dtype_name(native)), key=lambda dtype: dtype.roundoff)
-        if not kind.is_floating:
-            return self._judge_discrete(child, path, actual, same)
-        if child < 0 and not self._backward and not self._node.children and is_exact(self._module):
-            return judge_exact(actual, same)
-        if golden.dtype in LOW_PRECISIONS:
-            return Judgement(Status.INCONCLUSIVE, f"its float64 replay still computes in {dtype_name(golden)}")
-        wide = to_array(golden)
-        if actual.shape != wide.shape or np.array_equal(actual, same, equal_nan=True):
-            scale = Scale(np.zeros(wide.shape), 1.0)
-        else:
-            scale = self.find_scale(child, path, record.dtype, wide)
-        judgement = judge(actual, wide, same, scale, kind, finite_inputs=self._has_finite_inputs())
-        if judgement.status == Status.FAIL and self.native.random:
-            return Judgement(Status.RANDOM, f"it draws random numbers, and {judgement.why}", judgement.metrics)
-        if judgement.status == Status.FAIL:
-            judgement = self._excuse_ties(child, path, (actual, wide, same), scale, kind, judgement)
-        if judgement.status == Status.FAIL and record.dtype == "float32":
-            return self._try_arithmetics(child, path, actual, wide, judgement)
-        return judgement
-
-    def _try_arithmetics(self, child: int, path: str, actual: Array, golden: Array, judgement: Judgement) -> Judgement:
-        """Whether products in another arithmetic explain the error: then it is a mode, not a fault."""
-        if actual.shape != golden.shape:
-            return judgement
-        error = _measure_distance(actual, golden)
-        best: tuple[float, str] = (MODE_RESIDUAL, "")
-        for arithmetic in ARITHMETICS:
-            mode = ArithmeticMode(arithmetic)
-            style = Style(golden=False, gradients=self._backward, arithmetic=mode)
-            value = self._rerun(style, child, path)
-            if value is None or not mode.count or error == 0:
-                continue
-            left = _measure_distance(actual, to_array(value)) / error
-            best = min(best, (left, arithmetic.text))
-        if not best[1]:
-            return judgement
-        metrics = {**judgement.metrics, "mode_residual": best[0]}
-        return Judgement(Status.MODE, best[1], metrics, judgement.limit)
-
-    def _rerun(self, style: Style, child: int, path: str) -> Optional[torch.Tensor]:
-        """One result in another style; None where the code does not run in it."""
-        try:
-            return pick(self._replayer.rerun(self._node, style, self.native, self._backward), child, path)
-        except NotReplayable:
-            return None
-
-    def _excuse_ties(
-        self, child: int, path: str, values: tuple[Array, Array, Array], scale: Scale, kind: Dtype, found: Judgement
-    ) -> Judgement:
-        """Whether the few failing values are decisions (a rounding, a threshold) that rounding flips."""
-
-        def rerun(change: Change) -> Optional[Array]:
-            value = self._rerun(Style(golden=True, change=change, gradients=self._backward), child, path)
-            return None if value is None else to_array(value)
-
-        return excuse_near_ties(*values, scale, kind, found, rerun)
-
-    def _has_finite_inputs(self) -> bool:
-        """Whether neither NaN nor Inf went into the call's own code."""
-        if self._finite is None:
-            records = list_sources(self._node, self._backward)
-            self._finite = all(is_finite(self._replayer.dump, record) for record in records)
-        return self._finite
-
-    def find_scale(self, child: int, path: str, dtype: str, golden: Array) -> Scale:
-        if child < 0 and path == "" and not self._backward and not self._node.children:
-            records = list(self._node.inputs.values())
-            if len(records) == 1:
-                inputs = [load_tensor(self._replayer.dump, records[0]).to(torch.float64)]
-                module = self._replayer._prepare(self._node, Style(golden=True))[0].train(
-                    self._replayer.is_training(self._node)
-                )
-                found = find_scale(module, inputs, golden)
-                if found is not None:
-                    return found
-        values = [pick(run, child, path) for run in self._perturbed()]
-        return estimate_scale(golden, [to_array(value) for value in values if value is not None], dtype)
-
-    def _perturbed(self) -> list[Execution]:
-        if self._draws is None:
-            self._draws = []
-            for seed in range(DRAWS):
-                generator = torch.Generator().manual_seed(seed)
-                noise = RoundingNoise(generator, STEP)
-                style = Style(True, change=perturb(generator), gradients=self._backward, arithmetic=noise)
-                self._draws.append(self._replayer.rerun(self._node, style, self.native, self._backward))
-        return self._draws
-
-    def _judge_discrete(self, child: int, path: str, actual: Array, native: Array) -> Judgement:
-        """Integers and booleans are exact, except where a rounding-size change of the inputs flips them: near-ties."""
-        exact = judge_exact(actual, native)
-        if exact.status == Status.PASS or actual.shape != native.shape or self._backward:
-            return exact
-        floating = [record for record in self._node.inputs.values() if dtype_of(record.dtype).is_floating]
-        if not floating:
-            return exact
-        unit = TIE_UNITS * max(dtype_of(record.dtype).roundoff for record in floating)
-
-        def rerun(change: Change) -> Optional[Array]:
-            value = self._rerun(Style(golden=True, change=change), child, path)
-            return None if value is None else to_array(value)
-
-        if are_ties(actual, native, unit, rerun):
-            share = {"mismatched": exact.metrics["mismatched"]}
-            return Judgement(Status.WARN, "decisions differ only at near-ties, which rounding flips", share)
-        return exact
-
-
-def _measure_distance(left: Array, right: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        return float(np.linalg.norm(np.nan_to_num(left - right, nan=0.0, posinf=0.0, neginf=0.0)))
-
-
-def pick(run: Execution, child: int, path: str) -> Optional[torch.Tensor]:
-    if child >= 0:
-        return run.given.get((child, path))
-    if path.startswith("after."):
-        return run.buffers.get(path[len("after.") :])
-    return run.outputs.get(path)
-
-
-def _compare_kinds(actual: str, expected: str) -> Optional[Judgement]:
-    """A dtype of another kind, or one that keeps fewer bits than the reference's, is a fault of its own."""
-    if actual == expected:
-        return None
-    ours, theirs = dtype_of(actual), dtype_of(expected)
-    if ours.kind != theirs.kind or not ours.is_floating or ours.roundoff > theirs.roundoff:
-        return Judgement(Status.FAIL, f"dtype {actual}, the reference computes {expected}")
-    return None

@@ -55,21 +55,21 @@ class Models:
     def load(self, dump: Dump, records: Mapping[tuple[str, str], TensorRecord]) -> None:
         """Set parameters and buffers: (aligned owner scope, name) -> record of the candidate's dump."""
         self._dump, self._records, self._missing = dump, records, {}
-        if self._root is None:
-            return
-        for golden in (True, False):
-            try:
-                loaded = copy.deepcopy(self._root, _Memo(_detach_lazily(find_results(self._root))))
-            except Exception as error:
-                raise NotReplayable(f"the replay module cannot be copied: {error}") from error
-            self._copies[golden] = loaded
-            self._modules[golden] = dict(loaded.named_modules(remove_duplicate=False))
-            self._kept[golden] = find_results(loaded)
-            self._load_copy(golden)
+        self._copies[True] = None  # made when it is asked for: four times the bytes of a bfloat16 model
+        if self._root is not None:
+            self._make_copy(self._root, golden=False)
 
-    def _load_copy(self, golden: bool) -> None:
-        root = self._copies[golden]
-        assert root is not None
+    def _make_copy(self, root: nn.Module, golden: bool) -> None:
+        try:
+            loaded = copy.deepcopy(root, _Memo(_detach_lazily(find_results(root))))
+        except Exception as error:
+            raise NotReplayable(f"the replay module cannot be copied: {error}") from error
+        self._copies[golden] = loaded
+        self._modules[golden] = dict(loaded.named_modules(remove_duplicate=False))
+        self._kept[golden] = find_results(loaded)
+        self._load_copy(loaded, golden)
+
+    def _load_copy(self, root: nn.Module, golden: bool) -> None:
         places = {path: scope for scope, path in self._paths(root).items()}
         digests: dict[int, bytes] = {}
         for path, module in root.named_modules():
@@ -118,6 +118,8 @@ class Models:
         Parameters are shared with the loaded copy unless ``change`` gives new ones; buffers and the rest are copied.
         Raises NotReplayable where there is no such module.
         """
+        if golden and self._copies[True] is None and self._copies[False] is not None and self._root is not None:
+            self._make_copy(self._root, golden=True)
         root, path = self._copies[golden], self._locate(scope)
         if root is None or path is None:
             raise NotReplayable("no replay module was given" if root is None else f"the reference has no {scope!r}")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
 
 from precision_align.core.dtypes import dtype_of
 from precision_align.core.records import TensorRecord
+from precision_align.core.terms import Status
 from precision_align.core.trees import Tree
+from precision_align.numerics.judgement import Judgement
 from precision_align.numerics.limits import U32
 from precision_align.replay.arguments import describe_leaf, list_differences, pair_leaves
 from precision_align.replay.execution import Execution, Recorded
 from precision_align.replay.replayability import NotReplayable
 
 Slot = tuple[int, str, Optional[TensorRecord]]  # child call (-1: the call itself), path, the candidate's record
+
+
+@dataclass(frozen=True)
+class Target:
+    """The verdict on one record: ``record`` is the candidate's tensor, None for a difference in non-tensor arguments of
+    the child call number ``child``; ``child`` is -1 for the call's own tensors.
+    """
+
+    child: int
+    path: str
+    record: Optional[TensorRecord]
+    judgement: Judgement
+
 
 ROUNDINGS = 16.0  # of a number computed from a tensor in its own dtype: a reduction and a few operations after it
 
@@ -40,7 +56,8 @@ def list_backward_slots(node: Recorded) -> list[Slot]:
             if path.partition(".")[0] == "output" and not _is_shared(child, path):
                 slots.append((index, path, record))
     for path, record in node.gradients.items():
-        if path.partition(".")[0] in ("input", "parameter") and not record.extra.get("shared"):
+        mixed = record.extra.get("shared") or record.extra.get("fused")
+        if path.partition(".")[0] in ("input", "parameter") and not mixed:
             slots.append((-1, path, record))
     return slots
 
@@ -154,3 +171,13 @@ def list_sources(node: Recorded, backward: bool) -> list[TensorRecord]:
     holders = (node, *node.children)
     records = [*node.inputs.values(), *(record for child in node.children for record in child.outputs.values())]
     return records + [record for holder in holders if backward for record in holder.gradients.values()]
+
+
+def compare_kinds(actual: str, expected: str) -> Optional[Judgement]:
+    """A dtype of another kind, or one that keeps fewer bits than the reference's, is a fault of its own."""
+    if actual == expected:
+        return None
+    ours, theirs = dtype_of(actual), dtype_of(expected)
+    if ours.kind != theirs.kind or not ours.is_floating or ours.roundoff > theirs.roundoff:
+        return Judgement(Status.FAIL, f"dtype {actual}, the reference computes {expected}")
+    return None

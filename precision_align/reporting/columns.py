@@ -75,7 +75,7 @@ def find_record(findings: Findings, found: Divergence | None) -> int | None:
     if found is None:
         return None
     fallback = None
-    bad = (Status.FAIL, Status.MODE, Status.RANDOM)
+    bad = (Status.FAIL, Status.NONDETERMINISTIC, Status.MODE, Status.RANDOM)
     for index, record in enumerate(findings.records):
         if found.key and record.key == found.key:
             return index

@@ -44,6 +44,10 @@ COMMANDS = {
     ),
     "verb.demo": ("see it find a wrong operator in a small training run", "在一个小型训练中找出错误算子的演示"),
     "verb.capture": ("record a run of an unchanged training script", "记录一个未修改的训练脚本的运行"),
+    "verb.collect": (
+        "make one dump from what each node wrote on its own disk",
+        "把各节点写在本地磁盘上的部分合成一个转储",
+    ),
     "verb.show": ("look into a dump: run, records, one tensor", "查看转储：运行信息、记录、单个张量"),
     "verb.compare": ("find the first place where two runs really part", "找出两次运行真正分开的第一处"),
     "verb.certify": (

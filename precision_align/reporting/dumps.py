@@ -187,8 +187,18 @@ def _render_call(call: Call, depth: int) -> str:
     name = quote(call.scope) or "(root)"
     again = f" call {call.call}" if call.call else ""
     marks = [quote(call.kind.rpartition(".")[2]), str(call.pass_) if call.pass_ != "first" else ""]
-    marks += [f"raised {quote(call.error)}" if call.error else ""]
+    marks += [_describe_exchange(call), f"raised {quote(call.error)}" if call.error else ""]
     return f"  {'  ' * depth}{name}{again}  {' '.join(mark for mark in marks if mark)}"
+
+
+def _describe_exchange(call: Call) -> str:
+    """ "sum, float32, ranks 0,1 (tp)" of a collective, "" of other calls."""
+    told = call.modes.get("collective")
+    if told is None:
+        return ""
+    group = f" ({quote(told['group'])})" if told["group"] else ""
+    ranks = f"ranks {','.join(map(str, told['ranks']))}{group}" if told["ranks"] else "group unknown"
+    return ", ".join(filter(None, (quote(told["reduce_op"]), quote(told["dtype"]), ranks)))
 
 
 _COLUMNS = ("step", "module", "tensor", "shape", "dtype", "min", "max", "l2", "nan")

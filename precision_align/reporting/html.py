@@ -16,6 +16,7 @@ from precision_align.reporting.commands import list_commands, suggest_command
 from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
 from precision_align.reporting.pages import build_policy, open_templates, read_asset, trust
 from precision_align.reporting.serialization import encode_curve
+from precision_align.reporting.visibility import list_modules, name_test
 from precision_align.reporting.wording import (
     SEVERITY,
     compare_runs,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
 SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
+SHOWN_MODULES = 20  # of those in which an error could hide, the worst
 SHOWN_OTHERS = 50  # a run in which everything fails; the table has them all
 PRINTED_ROWS = 100  # on paper and without JavaScript: enough to see the pattern, two or three pages
 
@@ -70,7 +72,12 @@ def build_environment() -> Environment:
     environment = open_templates()
     environment.globals.update(t=_say_everywhere, sentence=_phrase_everywhere, scope=_name_everywhere, metric=_label)
     environment.filters.update(
-        number=format_number, share=format_share, bytes=format_bytes, safe_text=quote, breakable=_make_breakable
+        number=format_number,
+        share=format_share,
+        bytes=format_bytes,
+        safe_text=quote,
+        breakable=_make_breakable,
+        seen_by=name_test,
     )
     return environment
 
@@ -179,6 +186,7 @@ def _describe(report: Findings) -> dict[str, Any]:
         "counts": count_statuses(report.records),
         "severity": SEVERITY,
         "coverage": report.coverage,
+        "detectable": list_modules(report)[:SHOWN_MODULES],
         "total": total,
         "runs": [(name, left, right, both and left != right) for name, left, right in runs],
         "differing": sum(left != right for _, left, right in runs) if both else 0,

@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping
 
 from precision_align.reporting.commandtexts import COMMANDS
+from precision_align.reporting.comparisontexts import COMPARISONS
 from precision_align.reporting.dumptexts import DUMPS
 from precision_align.reporting.trainingtexts import TRAINING
+from precision_align.reporting.visibilitytexts import VISIBILITY
 
 LANGUAGES = ("en", "zh")
 
@@ -324,5 +326,4 @@ _TABLE = {
 }
 
 TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **COMMANDS}
-TEXTS.update(TRAINING)
-TEXTS.update(DUMPS)
+TEXTS.update({**COMPARISONS, **TRAINING, **VISIBILITY, **DUMPS})

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from precision_align.core.results import Divergence, Findings
-from precision_align.core.terms import Status
+from precision_align.core.terms import Status, Way
 from precision_align.reporting.commands import list_commands
 from precision_align.reporting.languages import say, translate
 from precision_align.reporting.wording import (
@@ -159,7 +159,22 @@ def _render_coverage(report: Findings, language: str) -> list[str]:
     ]
     blocks = [f"### {say(language, 'page.coverage')}"]
     blocks.append(_table(head, rows) if rows else say(language, "nothing_recorded"))
-    return blocks + (["\n".join(f"- {escape(note)}" for note in report.notes)] if report.notes else [])
+    blocks += ["\n".join(f"- {escape(note)}" for note in report.notes)] if report.notes else []
+    return blocks + _render_modules(report, language)
+
+
+def _render_modules(report: Findings, language: str) -> list[str]:
+    """Modules that are not simply called the same on both sides."""
+    unlike = [pair for pair in report.modules if pair.way != Way.MATCHED]
+    if not unlike:
+        return []
+    rows = []
+    for pair in unlike[:_SHOWN]:
+        note = f" ({escape(pair.note)})" if pair.note else ""
+        names = (_code(name) if name else "" for name in (pair.candidate, pair.reference))
+        rows.append([*names, f"{say(language, f'way.{pair.way}')}{note}"])
+    head = [say(language, f"page.{name}") for name in ("candidate", "reference", "way")]
+    return [f"### {say(language, 'page.modules')} ({len(unlike)})", _table(head, rows)]
 
 
 def _render_runs(report: Findings, language: str) -> list[str]:

@@ -22,6 +22,7 @@ from precision_align.reporting.serialization import (
     encode_findings,
     encode_free,
 )
+from precision_align.reporting.visibility import encode_detectability
 
 _SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv")
 
@@ -36,7 +37,7 @@ class Report(Findings):
 
     def __post_init__(self) -> None:
         # one form whoever built it, so that a report equals itself after a trip through JSON
-        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes")}
+        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes", "roots", "modules")}
         frozen.update({name: decode_free(encode_free(getattr(self, name))) for name in ("reference", "candidate")})
         frozen["curves"] = tuple(_freeze_curve(curve) for curve in self.curves)
         frozen["first"] = None if self.first is None else _freeze_divergence(self.first)
@@ -110,6 +111,7 @@ def format_json(report: Findings) -> str:
     """JSON with one record a line: fast to write, and fit for grep and diff. ASCII only."""
     data = encode_findings(report)
     records = data.pop("records")
+    data["detectability"] = encode_detectability(report)
     head = json.dumps(data, indent=1, allow_nan=False)[:-2]
     lines = ",\n".join("  " + json.dumps(record, allow_nan=False) for record in records)
     body = f"[\n{lines}\n ]" if records else "[]"

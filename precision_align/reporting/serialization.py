@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from precision_align.core.results import Coverage, Curve, Divergence, Explanation, Findings, Limit, RecordResult
-from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
+from precision_align.core.results import (
+    Coverage,
+    Curve,
+    Divergence,
+    Explanation,
+    Findings,
+    Limit,
+    ModulePair,
+    RecordResult,
+)
+from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict, Way
 
 FORMAT = "precision-align report"
 SCHEMA_VERSION = 0
@@ -40,6 +49,12 @@ def encode_findings(findings: Findings) -> dict[str, Any]:
         "reference": encode_free(findings.reference),
         "candidate": encode_free(findings.candidate),
         "curves": [encode_curve(curve) for curve in findings.curves],
+        "roots": [str(scope) for scope in findings.roots],
+        "interrupted": bool(findings.interrupted),
+        "modules": [
+            {"candidate": pair.candidate, "reference": pair.reference, "way": str(pair.way), "note": pair.note}
+            for pair in findings.modules
+        ],
         "records": [encode_record(record) for record in findings.records],
     }
 
@@ -138,6 +153,7 @@ def encode_record(record: RecordResult) -> dict[str, Any]:
         "nbytes": int(record.nbytes),
         "order": int(record.order),
         "source": record.source,
+        **({} if record.found is None else {"found": str(record.found), "found_note": record.found_note}),
     }
 
 
@@ -148,6 +164,7 @@ def encode_coverage(coverage: Coverage) -> dict[str, int]:
         "judged": int(coverage.judged),
         "recorded_bytes": int(coverage.recorded_bytes),
         "judged_bytes": int(coverage.judged_bytes),
+        "sampled": int(coverage.sampled),
     }
 
 
@@ -178,6 +195,9 @@ def decode_findings(data: Mapping[str, Any]) -> dict[str, Any]:
         "reference": _decode("reference", _free_mapping, data.get("reference", {})),
         "candidate": _decode("candidate", _free_mapping, data.get("candidate", {})),
         "curves": _decode_all("curves", _curve, data.get("curves", [])),
+        "roots": _decode_all("roots", _text, data.get("roots", [])),
+        "interrupted": bool(data.get("interrupted", False)),
+        "modules": _decode_all("modules", _module_pair, data.get("modules", [])),
     }
 
 
@@ -301,12 +321,19 @@ def _record(value: Any) -> RecordResult:
         nbytes=_whole(value["nbytes"]),
         order=_whole(value["order"]),
         source=_text(value["source"]),
+        found=Status(value["found"]) if "found" in value else None,
+        found_note=_text(value.get("found_note", "")),
     )
+
+
+def _module_pair(value: Any) -> ModulePair:
+    return ModulePair(_text(value["candidate"]), _text(value["reference"]), Way(value["way"]), _text(value["note"]))
 
 
 def _coverage(value: Any) -> Coverage:
     names = ("recorded", "judged", "recorded_bytes", "judged_bytes")
-    return Coverage(*(_whole(value[name]) for name in names))
+    recorded, judged, recorded_bytes, judged_bytes = (_whole(value[name]) for name in names)
+    return Coverage(recorded, judged, recorded_bytes, judged_bytes, _whole(value.get("sampled", 0)))
 
 
 def _curve(value: Any) -> Curve:

@@ -11,6 +11,7 @@ from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
 from precision_align.reporting.commands import suggest_command
 from precision_align.reporting.languages import say, translate
+from precision_align.reporting.visibility import phrase_detectability
 from precision_align.reporting.wording import (
     describe_mapping,
     format_number,
@@ -211,6 +212,9 @@ def _list_fields(screen: _Screen, report: Findings) -> list[_Field]:
             fields.append(screen.field("others", screen.say("others.text", count=len(others), places=places)))
     fields += [screen.field("loss", _phrase_curve(screen, curve), optional=True) for curve in list(report.curves)[:1]]
     fields.append(screen.field("coverage", _phrase_coverage(screen, report)))
+    seen = phrase_detectability(report, screen.language)
+    if seen:
+        fields.append(screen.field("detectable", seen, optional=True))
     if report.notes:
         counter = f"[1/{len(report.notes)}] " if len(report.notes) > 1 else ""
         fields.append(screen.field("notes", counter + quote(report.notes[0]), lines=_NOTE_LINES))
@@ -278,6 +282,7 @@ def _phrase_coverage(screen: _Screen, report: Findings) -> str:
     parts = []
     for phase, seen in report.coverage.items():
         counts = "" if seen.judged == seen.recorded else f" ({seen.judged}/{seen.recorded})"
+        counts += f" ({screen.say('page.sampled', count=seen.sampled)})" if seen.sampled else ""
         parts.append(f"{screen.say(f'phase.short.{phase}')} {format_share(seen.share)}{counts}")
     return " · ".join(parts) or screen.say("nothing_recorded")
 

@@ -113,18 +113,89 @@ _HEALTH = {
         "该步首个无穷出现于此（{operator}，{path}）：NaN 可能由它引起",
     ),
     "health.code.replica parameters": (
-        "differs on this rank from its {ranks} replicas at the step's start; if these ranks hold shards, name the "
-        "groups with --replicas",
-        "步开始时该进程的值与其 {ranks} 个副本不同；若这些进程持有分片，请用 --replicas 指定分组",
+        "differs on this rank from its replicas (ranks {group}) at the step's start; if these ranks hold shards, name "
+        "the groups with --replicas",
+        "步开始时该进程的值与其副本（进程 {group}）不同；若这些进程持有分片，请用 --replicas 指定分组",
     ),
     "health.code.replica gradients": (
-        "its gradient, as the optimizer saw it, differs on this rank from its {ranks} replicas: the reduction left it "
-        "out or failed",
-        "优化器看到的梯度在该进程与其 {ranks} 个副本不同：规约遗漏了它或失败",
+        "its gradient, as the optimizer saw it, differs on this rank from its replicas (ranks {group}): the reduction "
+        "left it out or failed",
+        "优化器看到的梯度在该进程与其副本（进程 {group}）不同：规约遗漏了它或失败",
     ),
     "health.code.replica generators": (
         "the random generators of the replicas were equal at step {step} and are not any more",
         "各副本的随机数生成器在第 {step} 步相同，之后不再相同",
+    ),
+    "health.code.rank scaled": (
+        "all gradients of this rank are {factor:.4g} times those of the others (ranks {group}): clipped or scaled on "
+        "this rank only",
+        "该进程的所有梯度是其他进程（{group}）的 {factor:.4g} 倍：仅在该进程上裁剪或缩放",
+    ),
+    "health.code.not reduced": (
+        "its gradient was not reduced over ranks {group}: each rank's optimizer saw its own alone",
+        "其梯度未在进程 {group} 间规约：各进程的优化器只看到自己的梯度",
+    ),
+    "health.code.rank left out": (
+        "this rank was left out when its gradient was reduced over ranks {group}",
+        "在进程 {group} 间规约其梯度时遗漏了该进程",
+    ),
+    "health.code.rank weighted": (
+        "this rank counts {factor:.4g} times as much as it should in the gradient reduced over ranks {group}",
+        "在进程 {group} 间规约的梯度中，该进程的权重是应有的 {factor:.4g} 倍",
+    ),
+    "health.code.summed not averaged": (
+        "gradients over ranks {group} were summed, not averaged: {factor:.4g} times too large, the group's size",
+        "进程 {group} 间的梯度被求和而非平均：大了 {factor:.4g} 倍，即组的大小",
+    ),
+    "health.code.averaged not summed": (
+        "gradients over ranks {group} were averaged, not summed: {factor:.4g} of what they should be, one over the "
+        "group's size",
+        "进程 {group} 间的梯度被平均而非求和：只有应有值的 {factor:.4g}，即组大小的倒数",
+    ),
+    "health.code.reduced twice": (
+        "gradients were reduced twice over ranks {group}: {factor:.4g} times each rank's own, in a group of {size}",
+        "梯度在进程 {group} 间规约了两次：组大小为 {size}，为各进程梯度的 {factor:.4g} 倍",
+    ),
+    "health.code.averaged twice": (
+        "gradients were divided by the size of their group twice (ranks {group}): {factor:.4g} times each rank's own",
+        "梯度被组大小除了两次（进程 {group}）：为各进程梯度的 {factor:.4g} 倍",
+    ),
+    "health.code.scaled otherwise": (
+        "reduced over ranks {group} with {factor:.4g} times the factor of the other parameters",
+        "在进程 {group} 间规约时的系数是其他参数的 {factor:.4g} 倍",
+    ),
+    "health.code.mean of means": (
+        "the loss is a mean of the means of ranks {group}: a token of this rank counts {factor:.4g} times one of "
+        "another, because it has fewer; divide the sum by the number of tokens of all ranks",
+        "损失是进程 {group} 各自均值的均值：该进程的一个词元权重是其他进程的 {factor:.4g} 倍；应除以所有进程的词元总数",
+    ),
+    "health.code.collective": (
+        "{kind} over ranks {group}: {note}",
+        "进程 {group} 间的 {kind}：{note}",
+    ),
+    "health.code.replica buffers": (
+        "its buffers differ between ranks {group}: they are not synchronised",
+        "其缓冲区在进程 {group} 间不同：未同步",
+    ),
+    "health.code.rank rate": (
+        "the learning rate of this rank is {own:g}, that of the others (ranks {group}) {others:g}",
+        "该进程的学习率为 {own:g}，其他进程（{group}）为 {others:g}",
+    ),
+    "health.code.rank batch": (
+        "the batch of this rank has {own} samples, that of the others (ranks {group}) {others}",
+        "该进程的批次有 {own} 个样本，其他进程（{group}）有 {others} 个",
+    ),
+    "health.code.generators unequal": (
+        "draws other random numbers on this rank than on the others of ranks {group}, from equal inputs",
+        "输入相同，该进程抽取的随机数却与进程 {group} 中的其他进程不同",
+    ),
+    "health.code.generators equal": (
+        "draws the same random numbers on ranks {group}, which have different data: seed each replica by its rank",
+        "进程 {group} 的数据不同，却抽取相同的随机数：应按进程号设置种子",
+    ),
+    "health.code.replica outputs": (
+        "its result on this rank differs from the others' (ranks {group}), which have the same batch",
+        "该进程的结果与批次相同的其他进程（{group}）不同",
     ),
     "health.code.rate against batch": (
         "the batch is {batch:g} times the reference's and the learning rate {rate:g} times: linear scaling wants equal "

@@ -16,6 +16,7 @@ from precision_align.reporting.messages import translate_message
 SEVERITY = (
     Status.FAIL,
     Status.MISSING,
+    Status.NONDETERMINISTIC,
     Status.MODE,
     Status.RANDOM,
     Status.WARN,
@@ -91,6 +92,7 @@ def total_coverage(findings: Findings) -> Coverage:
         sum(part.judged for part in parts),
         sum(part.recorded_bytes for part in parts),
         sum(part.judged_bytes for part in parts),
+        sum(part.sampled for part in parts),
     )
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-import h5py
 import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged, SchemaTooNew
+from precision_align.storage.handles import open_hdf5
 from precision_align.storage.layout import UNFINISHED
 from precision_align.storage.remote import find_file
 
@@ -51,7 +51,7 @@ class CertificateWriter:
         self._entries: list[dict[str, Any]] = []
 
     def __enter__(self) -> CertificateWriter:
-        self._file = h5py.File(self._draft, "w")
+        self._file = open_hdf5(self._draft, "w")
         self._blob = self._file.create_dataset("blob", (0,), "u1", maxshape=(None,), chunks=(1 << 16,))
         return self
 
@@ -122,7 +122,7 @@ class Certificates:
         count = int(np.prod(entry["shape"], dtype=np.int64))
         first = np.dtype((np.complex128 if entry["complex"] else np.float64) if entry["wide"] else np.float32)
         start, middle = entry["offset"], entry["offset"] + count * first.itemsize
-        with h5py.File(find_file(path), "r") as file:
+        with open_hdf5(find_file(path), "r") as file:
             words = file["blob"][start : middle + 2 * count]
         values = words[: middle - start].view(first).reshape(entry["shape"])
         golden = values if entry["wide"] else recorded.astype(np.float64) + values
@@ -142,7 +142,7 @@ def find_certificates(folders: Iterable[Path]) -> list[Path]:
 
 def _read_index(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with h5py.File(find_file(path), "r") as file:
+        with open_hdf5(find_file(path), "r") as file:
             if file.attrs.get("format") != FORMAT:
                 raise DumpDamaged(f"{path} is no certificate: remove it, or certify again")
             if int(file.attrs["schema_version"]) > SCHEMA_VERSION:

@@ -9,6 +9,7 @@ from typing import Optional
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage import layout
 from precision_align.storage.base import AnyDraft
+from precision_align.storage.checkpoints import Checkpoint
 from precision_align.storage.entries import Entry, Finisher, narrow_words
 from precision_align.storage.layout import ALIGNMENT
 from precision_align.storage.settings import PART_BYTES
@@ -44,7 +45,7 @@ class StepCount:
 class _Running:
     """The step that is being counted."""
 
-    finisher: Finisher = field(default_factory=Finisher)
+    finisher: Finisher
     texts: TextWriter = field(default_factory=TextWriter)
     payloads: dict[tuple[bytes, int], int] = field(default_factory=dict)
     tensors: int = 0
@@ -74,14 +75,17 @@ class _Running:
 class CountingSink:
     """Implements :class:`~precision_align.storage.base.Sink`; ``steps``: what was counted.
 
-    ``enough``: after so many recorded steps :class:`StepCounted` is raised out of the training (None: never).
+    ``enough``: after so many recorded steps :class:`StepCounted` is raised out of the training (None: never);
+    ``weights_from``: as of the settings.
     """
 
-    def __init__(self, enough: Optional[int] = 1) -> None:
+    def __init__(self, enough: Optional[int] = 1, weights_from: Optional[str] = None) -> None:
+        checkpoint = None if weights_from is None else Checkpoint(weights_from)
+        self._checkpoint = checkpoint
         self.steps: list[StepCount] = []
         self.notes: list[str] = []
         self.enough = enough
-        self._running = _Running()
+        self._running = _Running(Finisher(self._checkpoint))
         self._info_bytes = 0
 
     def put(self, draft: AnyDraft) -> None:
@@ -106,7 +110,7 @@ class CountingSink:
         if not self._running.tensors and not self._running.calls:
             return
         self.steps.append(self._running.finish(step, self._info_bytes))
-        self._running = _Running()
+        self._running = _Running(Finisher(self._checkpoint))
         if self.enough is not None and len(self.steps) >= self.enough:
             self.enough = None  # once only: the session ends its step again while it closes
             raise StepCounted

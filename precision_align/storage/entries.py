@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.records import Statistics, TensorRecord
-from precision_align.core.terms import Tier
+from precision_align.core.terms import Role, Tier
 from precision_align.numerics.batches import Lying, Values, summarize_batch
 from precision_align.numerics.sampling import SAMPLES, sample
 from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import AnyDraft
+from precision_align.storage.checkpoints import EXTRA, Checkpoint, Reference
 from precision_align.storage.drafts import DeferredDraft
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
+# What may be kept as a reference to a checkpoint.
+_REFERRED = (Role.PARAMETER, Role.BUFFER)
 # Below so many bytes a tensor is kept whole: what was asked for would be no smaller.
 WHOLE_BELOW = {Tier.SKETCH: WHOLE_BELOW_BYTES, Tier.SAMPLE: 8 * SAMPLES}
+
+
+# Statistics and sketch, None where not computed; a holder of words with their digest and those.
+_Summary = tuple[Optional[Values], Optional[Array]]
+_Met = tuple["weakref.ref[Any]", bytes, _Summary]
+_NOTHING: _Summary = (None, None)
 
 
 class Entry:
     """A draft's record and what was made of it; see the fields of the record for most.
 
     ``source``: the record as it came, or the draft that makes it when asked; ``values``: those of the statistics;
-    ``words``: None where no payload is kept; ``sketch``: None where it is not stored; of the tier SAMPLE the sample.
+    ``words``: None where no payload is kept; ``checkpoint``: where it stands instead; ``sketch``: None where it is not
+    stored; of the tier SAMPLE the sample.
     """
 
-    __slots__ = ("digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
+    __slots__ = ("checkpoint", "digest", "nbytes", "reason", "sketch", "source", "tier", "values", "words")
 
     def __init__(
         self,
@@ -49,6 +59,13 @@ class Entry:
     ) -> None:
         self.source, self.tier, self.digest, self.values = source, tier, digest, values
         self.nbytes, self.reason, self.words, self.sketch = nbytes, reason, words, sketch
+        self.checkpoint: Reference | None = None
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The record's, with the place in a checkpoint."""
+        extra = self.source.extra
+        return extra if self.checkpoint is None else {**extra, EXTRA: self.checkpoint}
 
     @property
     def draft(self) -> TensorRecord:
@@ -65,6 +82,7 @@ class Entry:
             statistics=None if self.values is None else Statistics(*self.values),
             nbytes=self.nbytes,
             reason=self.reason,
+            extra=self.extra,
         )
 
     def without_payload(self, reason: str) -> Entry:
@@ -75,12 +93,14 @@ class Entry:
 class Finisher:
     """Turns drafts into entries; equal payloads are summarized once.
 
-    ``payloads``: False once the disk is full, to keep everything but payloads, with ``reason`` on each record.
+    ``checkpoint``: parameters and buffers that stand in it are referred to; ``payloads``: False once the disk is full,
+    to keep everything but payloads, with ``reason`` on each record.
     """
 
-    def __init__(self) -> None:
-        self._summaries: dict[tuple[bytes, str], tuple[Values | None, Array | None]] = {}
-        self._digests: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        self._checkpoint = checkpoint
+        self._summaries: dict[tuple[bytes, str], _Summary] = {}
+        self._met: dict[int, _Met] = {}
         self._samples: dict[tuple[bytes, str], Array] = {}
         self.payloads = True
         self.reason = ""
@@ -88,7 +108,7 @@ class Finisher:
     def forget(self) -> None:
         """Drop the memory of earlier tensors (at the end of a file)."""
         self._summaries.clear()
-        self._digests.clear()
+        self._met.clear()
         self._samples.clear()
 
     def prepare(self, drafts: Iterable[AnyDraft]) -> None:
@@ -96,16 +116,17 @@ class Finisher:
         new: dict[int, tuple[Any, Lying]] = {}
         for draft in drafts:
             holder = draft.copy if isinstance(draft, DeferredDraft) else draft.words
-            if holder is None or id(holder) in new or (id(holder) in self._digests and self._known_digest(holder)):
+            if holder is None or id(holder) in new or self._recall(holder) is not None:
                 continue
             lying = locate(draft)
             if lying is not None:
                 new[id(holder)] = holder, lying
         found = summarize_batch([lying for _, lying in new.values()])
         for (holder, lying), one in zip(new.values(), found or ()):
-            self._digests[id(holder)] = (weakref.ref(holder), one.digest)
+            summary = _NOTHING
             if one.values is not None:
-                self._summaries.setdefault((one.digest, lying.dtype), (one.values, one.sketch))
+                summary = self._summaries.setdefault((one.digest, lying.dtype), (one.values, one.sketch))
+            self._met[id(holder)] = (weakref.ref(holder), one.digest, summary)
 
     def finish(self, draft: AnyDraft) -> Entry:
         """Compute what the record's tier asks for.
@@ -124,10 +145,11 @@ class Finisher:
             tier = Tier.STATISTICS if values else Tier.FINGERPRINT
             return Entry(record, tier, given, values, record.nbytes, record.reason or trouble)
         tier, reason = self._decide(record.tier, words.nbytes)
-        digest = given or self._digest(draft.words, words)
-        found, table = self._summarize(digest, words, dtype_of(record.dtype), tier)
+        digest, summary = (given, _NOTHING) if given else self._digest(draft.words, words)
+        found, table = self._summarize(digest, words, record.dtype, tier, summary)
         kept = words if tier is Tier.FULL else None
-        return Entry(record, tier, digest, values or found, words.nbytes, record.reason or reason, kept, table)
+        entry = Entry(record, tier, digest, values or found, words.nbytes, record.reason or reason, kept, table)
+        return self._refer(entry, record.key.role, record.dtype, record.shape)
 
     def _finish_copy(self, draft: DeferredDraft) -> Entry:
         """A copy that is known to be in order; its record is not needed."""
@@ -137,22 +159,30 @@ class Finisher:
         tier, reason = draft.tier, ""
         if tier is not Tier.STATISTICS:
             tier, reason = self._decide(tier, form.nbytes)
-        digest = self._digest(copy, words)
-        values, table = self._summarize(digest, words, dtype_of(form.dtype), tier)
+        digest, summary = self._digest(copy, words)
+        values, table = self._summarize(digest, words, form.dtype, tier, summary)
         kept = words if tier is Tier.FULL else None
-        return Entry(draft, tier, digest, values, form.nbytes, draft.reason or reason, kept, table)
+        entry = Entry(draft, tier, digest, values, form.nbytes, draft.reason or reason, kept, table)
+        return self._refer(entry, draft.slot.role, form.dtype, form.shape)
 
-    def _known_digest(self, holder: Any) -> bytes:
-        known = self._digests.get(id(holder))
-        return known[1] if known is not None and known[0]() is holder else b""
+    def _refer(self, entry: Entry, role: Role, dtype: str, shape: tuple[int, ...]) -> Entry:
+        """Without its payload where that stands in the checkpoint."""
+        if self._checkpoint is not None and entry.words is not None and role in _REFERRED:
+            entry.checkpoint = self._checkpoint.find(entry.digest, dtype, shape)
+            if entry.checkpoint is not None:
+                entry.words = None
+        return entry
 
-    def _digest(self, holder: Any, words: Array) -> bytes:
+    def _recall(self, holder: Any) -> _Met | None:
+        known = self._met.get(id(holder))
+        return known if known is not None and known[0]() is holder else None
+
+    def _digest(self, holder: Any, words: Array) -> tuple[bytes, _Summary]:
         """A recorder hands the same copy out for every sighting of an unchanged tensor: it is hashed once."""
-        digest = self._known_digest(holder)
-        if not digest:
-            digest = digest_words(words)
-            self._digests[id(holder)] = (weakref.ref(holder), digest)
-        return digest
+        known = self._recall(holder)
+        if known is None:
+            known = self._met[id(holder)] = (weakref.ref(holder), digest_words(words), _NOTHING)
+        return known[1], known[2]
 
     def _decide(self, wanted: Tier, nbytes: int) -> tuple[Tier, str]:
         reason = ""
@@ -170,19 +200,25 @@ class Finisher:
             found = self._samples[digest, dtype.name] = sample(words, dtype)
         return found
 
-    def _summarize(self, digest: bytes, words: Array, dtype: Dtype, tier: Tier) -> tuple[Values | None, Array | None]:
+    def _summarize(self, digest: bytes, words: Array, name: str, tier: Tier, summary: _Summary) -> _Summary:
+        """``summary``: what is known already of words of this digest and dtype."""
         if tier is Tier.FINGERPRINT:
-            return None, None
-        values, table = self._summaries.get((digest, dtype.name), (None, None))
+            return _NOTHING
+        values, table = summary
         # Of a full payload the reader computes the sketch when it is asked for.
-        missing = table is None and tier is Tier.SKETCH
-        if values is None or missing:
-            values = values or get_values(summarize(words, dtype))
-            table = sketch(words, dtype) if missing else table
-            self._summaries[digest, dtype.name] = (values, table)
+        if values is None or (table is None and tier is Tier.SKETCH):
+            values, table = self._complete(digest, words, dtype_of(name), tier is Tier.SKETCH)
         if tier is Tier.SAMPLE:
-            return values, self._sample(digest, words, dtype)
+            return values, self._sample(digest, words, dtype_of(name))
         return values, table if tier is Tier.SKETCH else None
+
+    def _complete(self, digest: bytes, words: Array, dtype: Dtype, sketched: bool) -> _Summary:
+        values, table = self._summaries.get((digest, dtype.name), _NOTHING)
+        values = values or get_values(summarize(words, dtype))
+        if sketched and table is None:
+            table = sketch(words, dtype)
+        found = self._summaries[digest, dtype.name] = (values, table)
+        return found
 
 
 # The columns of a tensor's statistics.

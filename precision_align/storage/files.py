@@ -17,6 +17,7 @@ from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, Sch
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
+from precision_align.storage.checkpoints import read_reference, verify_reference
 from precision_align.storage.compression import read_filtered
 from precision_align.storage.handles import BROKEN, Handles, first_line
 from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, Release, bytes_of
@@ -169,9 +170,10 @@ class PartFile:
 
         ``record``: the row's, where the caller has built it already. Raises DumpDamaged.
         """
-        if not self._flags[row] & layout.HAS_PAYLOAD:
-            return None
         record = record or self.record(row)
+        if not self._flags[row] & layout.HAS_PAYLOAD:
+            referred = self._read_reference(row, record)
+            return None if referred is None else referred.copy()
         start, stored = int(self._offsets[row]), int(self._stored[row])
         with self._translating:
             words = _unpack(self._read_bytes(record, start, stored), record, int(self._expanded[row]))
@@ -183,9 +185,9 @@ class PartFile:
 
         The hash is verified when a row is read for the first time. Raises DumpDamaged.
         """
-        if not self._flags[row] & layout.HAS_PAYLOAD:
-            return None
         record = record or self.record(row)
+        if not self._flags[row] & layout.HAS_PAYLOAD:
+            return self._read_reference(row, record)
         start, stored = int(self._offsets[row]), int(self._stored[row])
         with self._translating:
             where = self._extents(record).locate(start, stored)
@@ -199,6 +201,13 @@ class PartFile:
         # One tensor may be larger than memory: what was hashed is let go of and read again by whoever wants it.
         if row not in self._verified:
             self._verify(row, words, release_pages if stored > RESIDENT_BYTES // 2 else None)
+        return words
+
+    def _read_reference(self, row: int, record: TensorRecord) -> Array | None:
+        words = read_reference(record, self.path)
+        if words is not None and row not in self._verified:
+            verify_reference(record, self.path, words)
+            self._verified.add(row)
         return words
 
     def _verify(self, row: int, words: Array, release: Release | None = None) -> None:

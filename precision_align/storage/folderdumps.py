@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 
@@ -14,11 +13,12 @@ from precision_align.core.dtypes import Array
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.storage.files import PartFile
 from precision_align.storage.handles import Handles
+from precision_align.storage.lazies import LazyRecords
 from precision_align.storage.runs import Run
 from precision_align.storage.series import merge_points
 from precision_align.storage.views import DumpView
 
-# Built records are kept, about 1.5 KB each, until there are this many: walks come back to recent ones.
+# Walks come back to recent records.
 _MAX_BUILT = 1 << 16
 
 
@@ -53,39 +53,6 @@ class RankParts:
         return replace(self.run.info if self.run else last, notes=tuple(dict.fromkeys(notes)))
 
 
-class LazyRecords(Sequence[TensorRecord]):
-    """Records that are built from their index rows when they are asked for."""
-
-    def __init__(self, parts: Sequence[PartFile], places: Array) -> None:
-        self._parts = parts
-        self._places = places
-        self._built: dict[int, TensorRecord] = {}
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, position: int) -> TensorRecord: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[TensorRecord]: ...
-    def __getitem__(self, position: Any) -> Any:
-        built = self._built.get(position) if type(position) is int else None
-        if built is not None:
-            return built
-        if isinstance(position, slice):
-            return [self[number] for number in range(*position.indices(len(self)))]
-        number = range(len(self))[position]
-        if number not in self._built:
-            if len(self._built) >= _MAX_BUILT:
-                self._built.clear()
-            part, row = self._places[number].tolist()
-            self._built[number] = self._parts[part].record(row)
-        return self._built[number]
-
-    def __iter__(self) -> Iterator[TensorRecord]:
-        return (self[number] for number in range(len(self)))
-
-
 class FolderDump(DumpView):
     """An opened dump; implements :class:`~precision_align.storage.base.Dump`. Payloads are read when asked for."""
 
@@ -98,7 +65,7 @@ class FolderDump(DumpView):
         self._places, repeated = _order(self._parts)
         if repeated:
             self._notes.append(f"{repeated} records were recorded more than once; the last of each is shown")
-        self._records = LazyRecords(self._parts, self._places)
+        self._records = LazyRecords(len(self._places), self._build, _MAX_BUILT)
 
     @property
     def folders(self) -> Sequence[Path]:
@@ -190,6 +157,10 @@ class FolderDump(DumpView):
         """The stored sample at a position, or None. Raises DumpDamaged."""
         part, row = self._locate(position)
         return part.sample(row)
+
+    def _build(self, position: int) -> TensorRecord:
+        part, row = self._locate(position)
+        return part.record(row)
 
     def _locate(self, position: int) -> tuple[PartFile, int]:
         part, row = self._places[position].tolist()

@@ -33,6 +33,7 @@ import h5py  # noqa: F401 (it must be loaded before us: what ends a process runs
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
+from precision_align.storage.checkpoints import Checkpoint
 from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.folders import prepare_folder
@@ -54,14 +55,6 @@ _RECORD_BYTES = 1024
 _ITEMS_AT_ONCE = 64
 
 
-class _EndStep:
-    """A marker in the queue; ``done`` is set once everything before it is on disk."""
-
-    def __init__(self, last: bool) -> None:
-        self.last = last
-        self.done = threading.Event()
-
-
 @dataclass(frozen=True)
 class _Value:
     """A point; ``saved``: it stands in ``series.jsonl`` already."""
@@ -70,7 +63,15 @@ class _Value:
     saved: bool
 
 
-_Item = Union[AnyDraft, Entry, Call, list[Item], _Value, _EndStep]
+class _EndStep:
+    """A marker in the queue; ``done`` is set once everything before it, and ``points``, is on disk."""
+
+    def __init__(self, last: bool, points: list[_Value]) -> None:
+        self.last, self.points = last, points
+        self.done = threading.Event()
+
+
+_Item = Union[AnyDraft, Entry, Call, list[Item], _EndStep]
 
 
 class Hdf5Sink:
@@ -101,8 +102,11 @@ class Hdf5Sink:
         self._sequence = self._first_sequence = start.sequence
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
-        self._finisher, self._encoder = Finisher(), Encoder()
+        checkpoint = None if settings.weights_from is None else Checkpoint(settings.weights_from)
+        self._finisher, self._encoder = Finisher(checkpoint), Encoder()
         self._part: Part | None = None
+        self._values: list[_Value] = []  # of the running step
+        self._untouched = True  # nothing else came in it
         self._points: list[_Value] = []
         self._ring = Ring(start.folder, settings.keep)
         self._encoded: tuple[tuple[RunInfo, tuple[str, ...]], str] | None = None
@@ -122,6 +126,7 @@ class Hdf5Sink:
         """Take tensors and calls at once; what does not fit into the queue is taken one by one as by ``put``."""
         if not self._accepts():
             return
+        self._untouched = False
         if self._queue.put(items, nbytes + _RECORD_BYTES * len(items), self._patience):
             self._stalled, self._forced_bytes = False, 0
             return
@@ -136,6 +141,7 @@ class Hdf5Sink:
         """Take a tensor; waits while the queue is full, and keeps a sketch of it where that takes too long."""
         if not self._accepts():
             return
+        self._untouched = False
         nbytes = 0 if draft.words is None else draft.words.nbytes
         if self._queue.put(draft, nbytes + _RECORD_BYTES, self._patience):
             self._stalled, self._forced_bytes = False, 0
@@ -167,12 +173,14 @@ class Hdf5Sink:
 
     def put_call(self, call: Call) -> None:
         """Take a finished call."""
-        self._enqueue(call)
+        if self._accepts():
+            self._untouched = False
+            self._queue.force(call)
 
     def put_point(self, point: Point) -> None:
         """Take one value of a series; it is on disk in ``series.jsonl`` when this returns."""
         if self._accepts():
-            self._queue.force(_Value(point, self._series.append(point)))
+            self._values.append(_Value(point, self._series.append(point)))
 
     def note(self, text: str) -> None:
         """Remember something that was not recorded; it goes into every file from here on."""
@@ -195,8 +203,12 @@ class Hdf5Sink:
         if self._pending is not None and not self._pending.done.wait(self._patience):
             self._stalled = True
             self._notes.add("the disk was slow: some steps were on disk later than a later step's end")
-        self._pending = _EndStep(last=False)
-        self._enqueue(self._pending)
+        values, self._values = self._values, []
+        if self._untouched and all(value.saved for value in values):
+            return  # a step that is not recorded need not wake the writer
+        self._untouched = True
+        self._pending = _EndStep(False, values)
+        self._queue.force(self._pending)
 
     def flush(self) -> None:
         """Wait until all finished steps are on disk."""
@@ -209,7 +221,7 @@ class Hdf5Sink:
             return
         self._info = info
         self._closed = True
-        self._queue.force(_EndStep(last=True))
+        self._queue.force(_EndStep(True, self._values))
         self._thread.join()
         self._series.close()
         self._write_run(closed=True)
@@ -218,10 +230,6 @@ class Hdf5Sink:
     def _accepts(self) -> bool:
         # A forked child (a data loader's worker) has no writer thread: its queue would just fill up.
         return not self._closed and os.getpid() == self._process
-
-    def _enqueue(self, item: _Item) -> None:
-        if self._accepts():
-            self._queue.force(item)
 
     def _write_run(self, *, closed: bool) -> None:
         info = replace(self._info, notes=tuple(dict.fromkeys([*self._info.notes, *self._notes.texts()])))
@@ -266,12 +274,10 @@ class Hdf5Sink:
             for one in item:
                 self._add_guarded(one)
         elif isinstance(item, _EndStep):
-            self._points = [value for value in self._points if self._part is not None or not value.saved]
+            self._points += [value for value in item.points if self._part is not None or not value.saved]
             if item.last and self._points:
                 self._open_part()
             self._finish_part()
-        elif isinstance(item, _Value):
-            self._points.append(item)
         else:
             self._add(item)
 

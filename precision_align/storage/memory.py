@@ -13,7 +13,7 @@ from precision_align.storage.base import AnyDraft
 from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.notes import Notebook
 from precision_align.storage.series import merge_points
-from precision_align.storage.views import DumpView
+from precision_align.storage.views import DumpView, show
 
 
 class MemorySink:
@@ -134,19 +134,10 @@ class MemoryDump(DumpView):
         """The position in ``records`` of a key in its text form. Raises KeyError."""
         return self._positions[text]
 
-    def stored_words(self, position: int) -> Array | None:
-        """A copy of the payload at a position, or None."""
-        words = self._entries[position].words
-        return None if words is None else words.copy(order="C")
-
     def mapped_words(self, position: int) -> Array | None:
         """The payload at a position, read-only and not copied, or None."""
         words = self._entries[position].words
-        if words is None:
-            return None
-        view = words.view()
-        view.flags.writeable = False
-        return view
+        return None if words is None else show(words)
 
     def stored_sketch(self, position: int) -> Array | None:
         """A copy of the stored sketch at a position, or None."""

@@ -33,7 +33,8 @@ class Settings:
     which sketches are kept instead of payloads until there is room; ``part_bytes``: a file closes beyond this;
     ``reserve_free``: bytes of the file system to leave free; ``keep``: only the last so many recorded steps stay on
     disk (None: all); ``compress``: "bitshuffle-lz4", "zstd" (see :mod:`~precision_align.storage.compression`) or None;
-    ``fsync``:
+    ``weights_from``: a checkpoint (.pt, .safetensors, or a folder of them); parameters and buffers that equal one of
+    its tensors are kept as a reference to it (see :mod:`~precision_align.storage.checkpoints`); ``fsync``:
     "never" (survives kill -9) or "step" (each finished file is flushed to the medium: survives a power failure too).
     """
 
@@ -44,6 +45,7 @@ class Settings:
     keep: Optional[int] = None
     compress: Optional[str] = None
     fsync: str = "never"
+    weights_from: Optional[str] = None
 
     def check(self) -> None:
         """Raises UsageError for values that make no sense, Unavailable for a codec whose package is not there."""
@@ -53,6 +55,10 @@ class Settings:
             raise UsageError(f"unknown fsync policy {self.fsync!r}: choose one of {', '.join(FSYNC)}")
         if self.reserve_free < 0 or self.wait_seconds < 0 or (self.queue_bytes or 0) < 0:
             raise UsageError("reserve_free, wait_seconds and queue_bytes cannot be negative")
+        if self.weights_from is not None:
+            from precision_align.storage.checkpoints import check_checkpoint
+
+            check_checkpoint(self.weights_from)
         if self.compress is not None:
             from precision_align.storage.compression import check_codec  # imports NumPy, which --help does not need
 

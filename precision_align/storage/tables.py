@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -47,9 +48,10 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
     key: Union[DeferredDraft, Key]
     form: Union[Form, TensorRecord]
     if isinstance(source, DeferredDraft):
-        key, form, extra, rank = source, source.copy.form, source.extra, source.slot.rank
+        key, form, rank = source, source.copy.form, source.slot.rank
     else:
-        key, form, extra, rank = source.key, source, source.extra, source.key.rank
+        key, form, rank = source.key, source, source.key.rank
+    extra = entry.extra
     code, word = _describe_dtype(form.dtype)
     shape, stride = form.shape, form.stride
     wide = len(shape) > layout.MAX_DIMS or len(stride) != len(shape)
@@ -72,10 +74,7 @@ def index_row(entry: Entry, place: Placement, texts: TextWriter) -> bytes:
         *(entry.values or _NO_STATISTICS),
         place.sketch_offset,
         place.sketch_length or 0,
-        texts.intern(form.dtype),
-        texts.intern(form.layout),
-        texts.intern(form.device),
-        texts.intern(entry.reason),
+        *texts.intern_several((form.dtype, form.layout, form.device, entry.reason)),
         texts.intern(extra) if extra else 0,
         texts.intern([list(shape), list(stride)]) if wide else 0,
     )
@@ -155,7 +154,7 @@ def read_record(row: np.void, key: str, texts: TextReader) -> TensorRecord:
         order=values["order"],
         tier=layout.TIERS[values["tier"]],
         digest=values["digest"].tobytes() if flags & layout.HAS_DIGEST else b"",
-        statistics=_read_statistics(values) if flags & layout.HAS_STATISTICS else None,
+        statistics=Statistics(*_get_statistics(values)) if flags & layout.HAS_STATISTICS else None,
         nbytes=values["nbytes"],
         reason=texts[values["reason"]],
         extra=texts[values["extra"]] or {},
@@ -170,8 +169,7 @@ def _read_dims(values: Mapping[str, Any], texts: TextReader) -> tuple[tuple[int,
     return tuple(values["shape"][:ndim].tolist()), tuple(values["stride"][:ndim].tolist())
 
 
-def _read_statistics(values: Mapping[str, Any]) -> Statistics:
-    return Statistics(*(values[field.name] for field in fields(Statistics)))
+_get_statistics = itemgetter(*(field.name for field in fields(Statistics)))
 
 
 def call_row(call: Call | DeferredCall, texts: TextWriter) -> Row:

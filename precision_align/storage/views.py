@@ -16,7 +16,10 @@ Self = TypeVar("Self", bound="DumpView")
 
 
 class DumpView(ABC):
-    """The half of :class:`~precision_align.storage.base.Dump` that follows from ``records`` and four look-ups."""
+    """The half of :class:`~precision_align.storage.base.Dump` that follows from ``records`` and a few look-ups.
+
+    A view has ``stored_words``, ``mapped_words`` or both of its own.
+    """
 
     @property
     @abstractmethod
@@ -27,9 +30,10 @@ class DumpView(ABC):
     def position(self, text: str) -> int:
         """The position in ``records`` of a key in its text form. Raises KeyError."""
 
-    @abstractmethod
     def stored_words(self, position: int) -> Array | None:
         """The payload at a position, a fresh array, or None. Raises DumpDamaged."""
+        words = self.mapped_words(position)
+        return None if words is None else words.copy(order="C")
 
     @abstractmethod
     def stored_sketch(self, position: int) -> Array | None:
@@ -83,7 +87,7 @@ class DumpView(ABC):
         stored = self.stored_sketch(position)
         if stored is not None:
             return stored
-        words = self.stored_words(position)
+        words = self._find_words(position)
         return None if words is None else sketch(words, dtype_of(self.records[position].dtype))
 
     def sample(self, key: Key) -> Array | None:
@@ -95,9 +99,13 @@ class DumpView(ABC):
         stored = self.stored_sample(position)
         if stored is not None:
             return stored
-        words = self.mapped_words(position)
-        words = self.stored_words(position) if words is None else words
+        words = self._find_words(position)
         return None if words is None else sample(words, dtype_of(self.records[position].dtype))
+
+    def _find_words(self, position: int) -> Array | None:
+        """Without a copy where that is possible."""
+        words = self.mapped_words(position)
+        return self.stored_words(position) if words is None else words
 
     def close(self) -> None:
         """Let go of open files; a later look-up opens them again."""
@@ -108,6 +116,13 @@ class DumpView(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def show(words: Array) -> Array:
+    """A read-only view."""
+    view = words.view()
+    view.flags.writeable = False
+    return view
 
 
 def _because(record: TensorRecord) -> str:

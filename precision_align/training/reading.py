@@ -17,6 +17,7 @@ from precision_align.training.batches import read_batches
 from precision_align.training.events import PREFIX as EVENTS
 from precision_align.training.events import find_event_folders, read_events
 from precision_align.training.logs import list_names, read_lines, read_log
+from precision_align.training.ranklosses import average_ranks
 from precision_align.training.series import Entry, Series, build_series, series_from_values
 from precision_align.training.tables import read_csv, read_json, read_jsonl
 
@@ -226,9 +227,11 @@ def _take_series(dump: Dump, origin: str, how: Reading) -> Series:
         raise LogUnreadable(
             f"{origin} holds no series {name!r}; its series: {names}. Record one with recorder.log({name}=value)"
         )
+    points, averaged = average_ranks(dump, points) if name == "loss" else (points, "")
     entries = [Entry(point.step, float(point.value), f"step {point.step}") for point in points]
     micro = len({point.step for point in points}) < len(points)
     notes = [f"{origin}: several values a step (micro-batches); their mean is compared"] if micro else []
+    notes += [f"{origin}: {averaged}"] if averaged else []
     if how.by is not None:
         counts = [Entry(point.step, float(point.value)) for point in dump.series if point.name == how.by]
         entries = _recount(entries, counts, how.by, origin, notes)

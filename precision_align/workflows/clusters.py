@@ -33,7 +33,8 @@ def measure_on_cluster(job: Job, replay: str | None, folder: Path, cluster: str,
         waiting = [shard for shard in shards if not has_part(job, shard, folder)]
         done = count - len(waiting)
         sides = [None if side is None else _absolute(side) for side in (job.reference, job.candidate)]
-        words = (*sides, job.naming, replay, str(Path.cwd()))
+        files = [None if file is None else _absolute(file) for file in (job.layout, job.rename)]
+        words = (*sides, job.naming, *files, replay, str(Path.cwd()))
         futures = [client.submit(_measure_remotely, words, shard, pure=False, retries=_RETRIES) for shard in waiting]
         for future in _import().as_completed(futures):
             name, content = future.result()
@@ -44,10 +45,10 @@ def measure_on_cluster(job: Job, replay: str | None, folder: Path, cluster: str,
 
 def _measure_remotely(words: tuple[Any, ...], shard: Shard) -> tuple[str, bytes]:
     """On a worker: the part's name and its bytes."""
-    reference, candidate, naming, replay, folder = words
+    reference, candidate, naming, layout, rename, replay, folder = words
     code = None if replay is None else load_factory(replay, folder=Path(folder))
     with tempfile.TemporaryDirectory() as place:
-        path = measure_shard(Job(reference, candidate, code, naming), shard, Path(place))
+        path = measure_shard(Job(reference, candidate, code, naming, layout, rename), shard, Path(place))
         return path.name, path.read_bytes()
 
 

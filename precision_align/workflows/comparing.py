@@ -8,13 +8,18 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from precision_align.comparison.engine import Engine, Progress
+from precision_align.alignment.layouts import Layouts, read_layouts
+from precision_align.alignment.merging import MergedDump
+from precision_align.comparison.deadlines import Deadline
+from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.rules import Rules, load_rules
-from precision_align.core.errors import NothingInCommon, Unavailable, UsageError
+from precision_align.comparison.walking import Progress
+from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Verdict
 from precision_align.divergence.locating import find_divergence
+from precision_align.divergence.ranks import name_ranks
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
@@ -33,9 +38,14 @@ def compare(
     replay: Any = None,
     library: Any = None,
     naming: Any = None,
+    layout: Any = None,
+    rename: Any = None,
+    again: Sequence[Any] = (),
+    reference_again: Sequence[Any] = (),
     progress: Progress | None = None,
     reading: Progress | None = None,
     journal: Journal | None = None,
+    time_budget: float | None = None,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -43,11 +53,19 @@ def compare(
     is judged by the reference's code alone. ``replay``: the reference's ``torch.nn.Module`` or a factory of it; without
     it stock ``torch.nn`` leaves are replayed from their recorded attributes and the rest is compared raw. ``rules``: a
     rule file or what :func:`load_rules` gave. ``library``: a folder with a team's own operator library.
+    A reference of one device and a candidate of several ranks: the ranks are merged first, by DTensors' placements, by
+    ``layout`` (a layout file or what :func:`~precision_align.alignment.layouts.read_layouts` gave), or by content.
+    ``rename``: which module of the candidate is which of the reference: a mapping or the path of a file (see
+    :mod:`~precision_align.alignment.renaming`); what names and file leave open is paired by content.
+    ``again``, ``reference_again``: further runs of the candidate and of the reference, on the same data: what differs
+    between them on bit-equal inputs is nondeterministic, a finding of its own kind, and an error within it no origin.
     ``naming``: what the tensors of a side that is files of another tool are (see
     :func:`~precision_align.storage.opening.open_dump`). ``progress``: told (passes judged, passes in all),
     ``reading``: (tensors read, tensors in all) of a side that is files of another tool. ``journal``: keeps what was
     found, and has what an interrupted comparison of the same two sides found (see
-    :func:`~precision_align.workflows.resuming.open_journal`).
+    :func:`~precision_align.workflows.resuming.open_journal`). ``time_budget``: seconds after which no further call is
+    begun; the most suspicious ones, by hashes, statistics and sketches, are judged first, and what was not judged is
+    listed and never called aligned.
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -55,21 +73,76 @@ def compare(
         raise UsageError("compare needs a candidate: the dump of the run that is under suspicion")
     if reference is None and replay is None:
         raise UsageError("compare needs a reference dump, or the reference's code with replay=")
+    if reference is None and reference_again:
+        raise UsageError("further runs of the reference need the reference itself")
     known = rules if isinstance(rules, Rules) or rules is None else load_rules(rules)
-    theirs = None if reference is None else _open(reference, naming)
-    ours = _open(candidate, naming)
+    theirs = None if reference is None else take_side(reference, naming)
+    ours = take_side(candidate, naming)
     if theirs is not None:
         require_one_secret(theirs.info, ours.info)
     if reading is not None:
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
-    engine = Engine(theirs, ours, replay=replay, rules=known, journal=journal)
+    theirs, lacking = leave_out_empty(theirs, replay)
+    further, theirs_further = ([take_side(side, naming) for side in sides] for sides in (again, reference_again))
+    merged = merge_ranks(theirs, ours, layout)
+    engine = Engine(
+        theirs,
+        merged or ours,
+        replay=replay,
+        rules=known,
+        journal=journal,
+        deadline=Deadline(time_budget),
+        ranks=None if merged is None else ours,
+        rename=rename,
+        again=further,
+        reference_again=theirs_further,
+    )
     findings = find_divergence(engine, known, progress)
-    report = finish(findings, theirs, ours, library)
+    if merged is not None and theirs is not None:
+        findings, ours = name_ranks(findings, engine, merged, theirs), merged
+    report = finish(add_note(findings, lacking), theirs, ours, library)
     return replace(
         report,
         reference=name_path(report.reference, reference),
         candidate=name_path(report.candidate, candidate),
     )
+
+
+def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> MergedDump | None:
+    """The candidate's ranks as one where the reference is of one device; None where both are of as many.
+
+    Raises UsageError for a layout that cannot be used.
+    """
+    if reference is None or reference.info.world > 1 or len(candidate.ranks) < 2:
+        if layout is not None:
+            raise UsageError("a layout says how several ranks make up one: it needs a reference of a single device")
+        return None
+    layouts = layout if layout is None or isinstance(layout, Layouts) else read_layouts(layout)
+    return MergedDump(candidate, reference, layouts)
+
+
+def leave_out_empty(reference: Dump | None, replay: Any) -> tuple[Dump | None, str]:
+    """(reference, ""), or (None, why) where it recorded not one call and its code is there to judge by.
+
+    Raises NothingCaptured where there is no code either.
+    """
+    if reference is None or reference.calls:
+        return reference, ""
+    reason = f": {reference.notes[0]}" if reference.notes else ""
+    if replay is None:
+        raise NothingCaptured(f"the reference's dump holds not one call, so there is nothing to compare with{reason}")
+    return (
+        None,
+        f"the reference recorded not one call, so the candidate is judged by the reference's code alone{reason}",
+    )
+
+
+def add_note(findings: Findings, note: str) -> Findings:
+    """With one more note, in front; behind the first where that says why there is no verdict."""
+    if not note:
+        return findings
+    place = int(findings.verdict == Verdict.NOT_COMPARABLE)
+    return replace(findings, notes=[*findings.notes[:place], note, *findings.notes[place:]])
 
 
 def read_foreign(dumps: Sequence[ForeignDump], reading: Progress) -> None:
@@ -91,7 +164,9 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     rows, notes = find_mappings({found.op for found in findings.frontier}, library)
     frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
     first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
-    values = {name: getattr(findings, name) for name in ("verdict", "records", "coverage")}
+    values = {
+        name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted", "modules")
+    }
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
     return Report(
@@ -167,7 +242,8 @@ def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:
     ]
 
 
-def _open(side: Any, naming: Any = None) -> Dump:
+def take_side(side: Any, naming: Any = None) -> Dump:
+    """A dump, or the one at a path. Raises what opening raises, and UsageError for anything else."""
     if isinstance(side, (str, os.PathLike)):
         return open_side(side, naming)
     if hasattr(side, "records") and hasattr(side, "payload"):

@@ -9,11 +9,15 @@ from importlib import import_module
 from typing import Any
 
 from precision_align.comparison.engine import Engine
+from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingCaptured, UsageError
+from precision_align.core.results import Divergence
 from precision_align.divergence.locating import find_divergence
 from precision_align.reporting.report import Report
+from precision_align.storage.base import Dump
 from precision_align.storage.memory import MemorySink
-from precision_align.workflows.comparing import finish
+from precision_align.workflows.comparing import add_note, finish, leave_out_empty
+from precision_align.workflows.curing import kept_state, try_cure
 
 Step = Callable[[Any, Any], Any]
 
@@ -36,17 +40,44 @@ def lockstep(
     candidate's own (on its device), default a copy. ``step(module, inputs)`` runs one training step, default
     one forward; ``optimizers``: (reference's, candidate's), then two steps are run unless ``steps`` says otherwise, so
     that the effect of the first update is seen. The reference's code is replayed on what the candidate recorded.
+    Where a module is blamed in the first forward, that forward is run once more with the reference's outputs in place
+    of the module's (the cure test), and a note says whether the model's outputs agree then.
 
     Nothing is written to disk. Raises UsageError for wrong arguments; what the modules raise passes through.
     """
     _check(reference, candidate, optimizers)
+    spare = copy_inputs(inputs if candidate_inputs is None else candidate_inputs)
+    fed = {"candidate_inputs": candidate_inputs, "step": step, "optimizers": optimizers, "steps": steps}
+    with same_randomness() as rewind, kept_state(candidate) as restore:
+        sides = record_sides(reference, candidate, inputs, **fed)
+
+        def cure(engine: Engine, first: Divergence) -> str:
+            restore()
+            rewind()
+            return try_cure(engine, first, candidate, lambda: (step or call_module)(candidate, spare))
+
+        return judge_sides(sides, reference, rules=rules, library=library, cure=cure)
+
+
+def record_sides(
+    reference: Any,
+    candidate: Any,
+    inputs: Any,
+    *,
+    candidate_inputs: Any = None,
+    step: Step | None = None,
+    optimizers: tuple[Any, Any] | None = None,
+    steps: int | None = None,
+) -> tuple[Dump, Dump]:
+    """Run both, with the same random numbers, and record them in memory; arguments as :func:`lockstep` takes them."""
+    _check(reference, candidate, optimizers)
     run = step or call_module
     count = steps if steps is not None else (2 if optimizers is not None else 1)
-    theirs, ours = optimizers if optimizers is not None else (None, None)
+    updates = optimizers if optimizers is not None else (None, None)
     fed = copy_inputs(inputs) if candidate_inputs is None else candidate_inputs
     dumps = []
     with same_randomness() as rewind:
-        for module, batch, optimizer in ((reference, inputs, theirs), (candidate, fed, ours)):
+        for module, batch, optimizer in ((reference, inputs, updates[0]), (candidate, fed, updates[1])):
             rewind()
             sink = MemorySink()
             capture = import_module("precision_align.recording.session").capture
@@ -57,9 +88,26 @@ def lockstep(
                     with recorder.step():
                         run(module, batch)
             dumps.append(sink.dump())
-    known = None if rules is None else import_module("precision_align.workflows.comparing").load_rules(rules)
-    findings = find_divergence(Engine(dumps[0], dumps[1], replay=reference, rules=known), known)
-    return finish(findings, dumps[0], dumps[1], library)
+    return dumps[0], dumps[1]
+
+
+def judge_sides(
+    sides: tuple[Dump, Dump],
+    reference: Any,
+    *,
+    rules: Any = None,
+    library: Any = None,
+    cure: Callable[[Engine, Divergence], str] | None = None,
+) -> Report:
+    """The report on two recorded sides; ``reference``: the module that the first is of; ``cure``: tries the first
+    divergence on the candidate itself and says in a note what came of it."""
+    known = rules if rules is None or isinstance(rules, Rules) else load_rules(rules)
+    theirs, lacking = leave_out_empty(sides[0], reference)
+    engine = Engine(theirs, sides[1], replay=reference, rules=known)
+    findings = find_divergence(engine, known)
+    if findings.first is not None and cure is not None:
+        findings = add_note(findings, cure(engine, findings.first))
+    return finish(add_note(findings, lacking), theirs, sides[1], library)
 
 
 def copy_inputs(inputs: Any) -> Any:

@@ -23,15 +23,22 @@ Stamp = tuple[str, int, int]  # a file, its size and its time of change in nanos
 
 
 def open_journal(
-    output: str | os.PathLike[str], reference: Any, candidate: Any, *, rules: Any = None, naming: Any = None
+    output: str | os.PathLike[str],
+    reference: Any,
+    candidate: Any,
+    *,
+    rules: Any = None,
+    naming: Any = None,
+    layout: Any = None,
+    rename: Any = None,
 ) -> Journal:
     """The journal of ``output``, with what an interrupted comparison of the same has left in it.
 
-    The same: all files of both sides by name, size and time of change, the rule and naming files, the user's Python
-    code that is loaded now, the versions of this package, of torch and of NumPy, and the difference kernel.
-    ``reference`` and ``candidate``: paths (``reference`` may be None).
+    The same: all files of both sides by name, size and time of change, the rule, naming, layout and rename files, the
+    user's Python code that is loaded now, the versions of this package, of torch and of NumPy, and the difference
+    kernel. ``reference`` and ``candidate``: paths (``reference`` may be None).
     """
-    said = [str(item) for item in (rules, naming) if item is not None]
+    said = [str(item) for item in (rules, naming, layout, rename) if item is not None]
     identity = {
         "versions": [__version__, sys.version, *(find_version(name) for name in ("torch", "numpy"))],
         "kernel": kernel_name(),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from precision_align import __version__
+from precision_align.alignment.renaming import read_renames
 from precision_align.comparison.engine import Engine, Progress
 from precision_align.comparison.journals import Journal
 from precision_align.core.errors import DumpDamaged, UsageError
@@ -24,6 +25,7 @@ from precision_align.numerics.kernels import kernel_name
 from precision_align.storage.base import Dump
 from precision_align.storage.hashing import digest_bytes
 from precision_align.storage.opening import open_side
+from precision_align.workflows.comparing import merge_ranks
 from precision_align.workflows.resuming import find_version
 
 SUFFIX = ".parts"
@@ -47,24 +49,29 @@ class Shard:
 
 @dataclass(frozen=True)
 class Job:
-    """What is compared: both sides (``reference`` may be None), the reference's code, and the rule of foreign names."""
+    """What is compared: both sides (``reference`` may be None), the reference's code, the rule of foreign names, the
+    layout file of a candidate whose ranks are merged, and the rename file.
+    """
 
     reference: str | None
     candidate: str
     replay: Any = None
     naming: Any = None
+    layout: Any = None
+    rename: Any = None
 
     def open(self) -> tuple[Dump | None, Dump]:
         """Both sides. Raises DumpError."""
-        return (None if self.reference is None else open_side(self.reference, self.naming)), open_side(
-            self.candidate, self.naming
-        )
+        reference = None if self.reference is None else open_side(self.reference, self.naming)
+        candidate = open_side(self.candidate, self.naming)
+        return reference, merge_ranks(reference, candidate, self.layout) or candidate
 
     def identify(self, reference: Dump | None, candidate: Dump) -> str:
         """The same for the same tensors, code and versions wherever they lie."""
         sides = [None if side is None else _identify(side) for side in (reference, candidate)]
         versions = [__version__, *sys.version_info[:2], *(find_version(name) for name in ("torch", "numpy"))]
         known = {"sides": sides, "versions": versions, "kernel": kernel_name(), "code": _identify_code(self.replay)}
+        known["renames"] = read_renames(self.rename)
         return digest_bytes(json.dumps(known).encode())
 
 
@@ -93,7 +100,7 @@ def measure_shard(job: Job, shard: Shard, folder: Path, progress: Progress | Non
     if _fits(target, head):
         return target
     with Journal(Path(f"{target}.partial"), head) as journal:
-        engine = Engine(reference, candidate, replay=job.replay, journal=journal)
+        engine = Engine(reference, candidate, replay=job.replay, rename=job.rename, journal=journal)
         engine.measure_share(shard.index - 1, shard.count, progress)
         journal.finish(target)
     return target

@@ -290,7 +290,11 @@ def describe() -> list[str]:
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     model = next((line.split(":")[1].strip() for line in cpu.split("\n") if line.startswith("model name")), "?")
     simd = "AVX-512" if "avx512f" in cpu else "AVX2" if "avx2" in cpu else platform.machine()
-    packages = [f"{name} {version(name)}" for name in ("numpy", "h5py", "numba") if find_spec(name)]
+    packages = [f"{name} {version(name)}" for name in ("numpy", "h5py", "numba", "torch") if find_spec(name)]
+    peer = os.environ.get("MSPROBE_PYTHON")
+    if peer:
+        code = "from importlib.metadata import version; print(version('mindstudio-probe'))"
+        packages.append(f"mindstudio-probe {ask(peer, '-c', code) or '?'}")
     compiler = ask("cc", "--version").split("\n")[0] or "no C compiler"
     changed = " with uncommitted changes" if ask("git", "status", "--short") else ""
     load = f"{os.getloadavg()[0]:.1f}"

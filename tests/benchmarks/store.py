@@ -1,4 +1,4 @@
-"""What the store costs and survives: ``python tests/benchmarks/store.py [--quick | --full] [--write F]``.
+"""What the store costs and survives: ``python tests/benchmarks/store.py [--quick | --full] [--only ...] [--write F]``.
 
 Figures are CPU time (other programs mostly make it wait), the least of several repeats in which the variants take
 turns, beside a limit measured in the same run. Goals: dump with statistics and hash >= 0.55 of a raw write; <= 15 us a
@@ -28,6 +28,7 @@ import store_runs
 import store_scaling
 import torch
 from diff import describe, format_table, least
+from store_armed import bench_armed
 
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.keys import Key
@@ -198,24 +199,25 @@ with open_dump(sys.argv[1]) as dump:
 
 def bench_growth(folder: Path, sizes: list[int]) -> list[Row]:
     """Reading dumps of so many MB."""
-    rows = []
     for megabytes in sizes:
-        place = folder / "growth"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        sink = Hdf5Sink(place / "ours", INFO)
+        sink = Hdf5Sink(folder / f"growth{megabytes}", INFO)
         for number in range(megabytes // 16):
             (draft,) = make_drafts([16 << 20])
             draft.words[:2] = number  # type: ignore[index]
             key = replace(draft.record.key, call=number)
             sink.put(replace(draft, record=replace(draft.record, key=key, order=number)))
         sink.close(INFO)
-        command = [sys.executable, "-c", _READ_ALL, str(place / "ours")]
-        texts = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(5)]
-        found = [tuple(map(float, text.split())) for text in texts]
-        seconds, resident = min(one[0] for one in found), max(one[1] for one in found)
+    found: dict[int, list[tuple[float, ...]]] = {megabytes: [] for megabytes in sizes}
+    for _ in range(5):
+        for megabytes in sizes:
+            command = [sys.executable, "-c", _READ_ALL, str(folder / f"growth{megabytes}")]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found[megabytes].append(tuple(map(float, text.split())))
+    rows = []
+    for megabytes, usages in found.items():
+        seconds, resident = min(one[0] for one in usages), max(one[1] for one in usages)
         rows.append((f"{megabytes} MB", f"{seconds * 1e3 / (megabytes / 1024):.0f}", f"{resident / 1e6:.0f} MB"))
-    shutil.rmtree(folder / "growth", ignore_errors=True)
+        shutil.rmtree(folder / f"growth{megabytes}", ignore_errors=True)
     return rows
 
 
@@ -257,23 +259,56 @@ def bench_sketch(folder: Path, scale: int) -> tuple[list[Row], list[Row]]:
     return rows, errors
 
 
-def bench(mode: str, folder: Path) -> Iterator[str]:
-    """All tables, each when it is made."""
-    quick = mode == "quick"
-    scale, repeats = (10, 2) if quick else (2, 3)
+def tabulate_write(mode: str, folder: Path) -> Iterator[str]:
+    """Throughput."""
+    scale, repeats = (10, 2) if mode == "quick" else (2, 3)
     yield format_table("Write", ("tensors", "what", "GB/s", "of raw"), bench_write(folder, scale, repeats))
-    yield format_table("Small tensors, us each", ("size", "raw", "dump"), bench_small(folder, 10000 // scale, repeats))
-    yield format_table("Read", ("what", "CPU"), bench_read(folder, 10_000 if quick else 100_000, repeats + 1))
+
+
+def tabulate_small(mode: str, folder: Path) -> Iterator[str]:
+    """Small tensors."""
+    count, repeats = (1000, 2) if mode == "quick" else (5000, 5)
+    yield format_table("Small tensors, us each", ("size", "raw", "dump"), bench_small(folder, count, repeats))
+
+
+def tabulate_read(mode: str, folder: Path) -> Iterator[str]:
+    """Look-ups."""
+    count, repeats = (10_000, 3) if mode == "quick" else (100_000, 4)
+    yield format_table("Read", ("what", "CPU"), bench_read(folder, count, repeats))
+
+
+def tabulate_growth(mode: str, folder: Path) -> Iterator[str]:
+    """Linear growth."""
     sizes = {"quick": [64], "full": [256, 1024, 4096]}.get(mode, [256, 1024])
-    yield format_table(
-        "Growth: read all, hashes verified", ("dump", "ms a GB", "resident"), bench_growth(folder, sizes)
-    )
-    sketch_rows, error_rows = bench_sketch(folder, 8 if quick else 1)
+    title = "Growth: read all, hashes verified"
+    yield format_table(title, ("dump", "ms a GB", "resident"), bench_growth(folder, sizes))
+
+
+def tabulate_sketch(mode: str, folder: Path) -> Iterator[str]:
+    """Sketches."""
+    sketch_rows, error_rows = bench_sketch(folder, 8 if mode == "quick" else 1)
     yield format_table("Sketch dump", ("tensors of", "times smaller than full"), sketch_rows)
     yield format_table("Sketch distance", ("difference", "true", "127", "254", "508", "1016 buckets"), error_rows)
-    yield from store_faults.bench(mode, folder)
-    yield from store_runs.bench(mode, folder)
-    yield from store_scaling.bench(mode, folder)
+
+
+def tabulate_armed(mode: str, folder: Path) -> Iterator[str]:
+    """A long run."""
+    rows = bench_armed(folder, 200 if mode == "quick" else 20_000)
+    yield format_table("Armed with a trigger and a ring of 4", ("steps", "resident", "handles", "disk"), rows)
+
+
+TABLES: dict[str, Callable[[str, Path], Iterator[str]]] = {
+    "write": tabulate_write,
+    "small": tabulate_small,
+    "read": tabulate_read,
+    "growth": tabulate_growth,
+    "sketch": tabulate_sketch,
+    "faults": store_faults.bench,
+    "armed": tabulate_armed,
+    "steps": store_runs.tabulate_steps,
+    "compare": store_runs.tabulate_compare,
+    "records": store_scaling.bench,
+}
 
 
 def main() -> None:
@@ -282,16 +317,20 @@ def main() -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quick", action="store_const", dest="mode", const="quick", help="under half a minute, for CI")
     group.add_argument("--full", action="store_const", dest="mode", const="full", help="growth up to 4 GB, all trials")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES), metavar="TABLE", help="some of them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep the tables")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="store-") as folder:
         tables = ["\n".join(["# Store benchmark", "", *(f"- {line}" for line in describe()), ""])]
         sys.stdout.write(tables[0] + "\n")
-        for table in bench(arguments.mode or "normal", Path(folder)):
-            tables.append(table)
-            sys.stdout.write(table + "\n")
-            sys.stdout.flush()
+        for name in arguments.only:
+            started = time.perf_counter()
+            for table in TABLES[name](arguments.mode or "normal", Path(folder)):
+                tables.append(table)
+                sys.stdout.write(table + "\n")
+                sys.stdout.flush()
+            sys.stderr.write(f"({name}: {time.perf_counter() - started:.0f} s)\n")
     text = "\n".join(tables)
     if arguments.write is not None:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the store survives: kill -9, flipped bits, a full disk at every stage, 20,000 steps armed."""
+"""What the store survives: kill -9, flipped bits, a full disk at every stage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from diff import format_table
 
-import precision_align as pa
 from precision_align.core.errors import PrecisionAlignError
 from precision_align.core.keys import Key
 from precision_align.core.records import RunInfo, TensorRecord
@@ -158,34 +156,8 @@ def bench_full_disk(folder: Path, stages: int) -> Row:
     return ("disk full from the n-th write on", str(stages), f"{intact} intact", f"{told} told in the dump's notes")
 
 
-def bench_armed(folder: Path, steps: int) -> list[Row]:
-    """A trigger and a ring over many steps: memory, handles and disk."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
-    rows = []
-    with pa.capture(model, folder / "armed", trigger="nan", ring=4) as recorder:
-        for step in range(steps):
-            with recorder.step():
-                model(torch.ones(2, 16)).sum().backward()
-            model.zero_grad()
-            if step + 1 in (steps // 20, steps // 4, steps):
-                files = [path.stat().st_size for path in (folder / "armed").rglob("*") if path.is_file()]
-                size = sum(files) / 1024
-                handles = len(list(Path("/proc/self/fd").iterdir()))
-                rows.append(
-                    (f"{step + 1:,}", f"{read_resident():.0f} MB", str(handles), f"{len(files)} files, {size:.0f} KiB")
-                )
-    return rows
-
-
-def read_resident() -> float:
-    """Resident memory of this process in MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def bench(mode: str, folder: Path) -> Iterator[str]:
-    """Both tables."""
+    """The table."""
     quick = mode == "quick"
     rows = [
         bench_kills(folder, 3 if quick else 50),
@@ -193,8 +165,6 @@ def bench(mode: str, folder: Path) -> Iterator[str]:
         bench_full_disk(folder, 8 if quick else 24),
     ]
     yield format_table("Faults", ("what", "trials", "found", ""), rows)
-    armed = bench_armed(folder, {"quick": 200, "full": 20_000}.get(mode, 4000))
-    yield format_table("Armed with a trigger and a ring of 4", ("steps", "resident", "handles", "disk"), armed)
 
 
 if __name__ == "__main__":

@@ -75,11 +75,12 @@ def format_usage(usage: tuple[float, ...]) -> tuple[str, str, str]:
     return f"{cpu:.2f} s", f"{wall:.2f} s", f"{memory:.0f} MB"
 
 
-def bench(mode: str, folder: Path) -> Iterator[str]:
-    """Both tables."""
+def tabulate_steps(mode: str, folder: Path) -> Iterator[str]:
+    """What recording costs."""
     yield format_table("Step (modules and gradients)", HEADER, bench_steps(mode, folder))
-    yield format_table(
-        "Compare, whole command",
-        ("what", "CPU", "wall", "peak memory", "times less than msprobe"),
-        bench_compare(mode, folder),
-    )
+
+
+def tabulate_compare(mode: str, folder: Path) -> Iterator[str]:
+    """What comparing costs."""
+    header = ("what", "CPU", "wall", "peak memory", "times less than msprobe")
+    yield format_table("Compare, whole command", header, bench_compare(mode, folder))

@@ -152,7 +152,7 @@ ROWS = st.lists(
 def test_verdict_frontier_and_coverage_agree(drawn):
     rows = [row(scope, status, phase=phase) for status, scope, phase in drawn]
     found = find(*rows)
-    bad = [item for item in rows if item.status in (Status.FAIL, Status.MODE, Status.RANDOM)]
+    bad = [item for item in rows if item.status in (Status.FAIL, Status.NONDETERMINISTIC, Status.MODE, Status.RANDOM)]
     assert (found.verdict == Verdict.DIVERGED) == bool(bad)
     assert found.first is (found.frontier[0] if found.frontier else None)
     failing = [item for item in rows if item.status == Status.FAIL]

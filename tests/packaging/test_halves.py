@@ -116,6 +116,7 @@ def test_wheel_holds_the_library_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "precision_align/_bundled/op_cases/rope/mapping.toml" in names
     assert "precision_align/_bundled/golden/functions/rope.py" in names
+    assert "precision_align.pth" in names  # beside the package, where Python looks for start-up files
     assert any(name.endswith((".html.j2", ".html")) for name in names if "templates" in name)
     assert not [name for name in names if name.startswith(("tests", "docs", "reports"))]
 

@@ -53,3 +53,22 @@ def test_a_dump_that_could_not_be_written_is_a_warning_and_no_error(tmp_path):
         model(torch.ones(1, 2)).sum().backward()
     assert recorder.lost == ""
     assert recorder.notes == ()
+
+
+def test_hooks_inside_rest_while_no_step_is_wanted_and_come_back(record):
+    model, seen = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)), {}
+
+    def body(recorder):
+        for step in range(6):
+            with recorder.step():
+                model(torch.ones(2, 3)).sum().backward()
+                seen[step] = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model)
+
+    dump = record(model, body, steps="1,4")
+    assert seen == {0: 0, 1: 6, 2: 0, 3: 0, 4: 6, 5: 0}
+    calls = [[(c.scope, c.call) for c in dump.calls if c.step == step] for step in (1, 4)]
+    assert calls[0] == calls[1] == [("0", 0), ("1", 0), ("2", 0), ("", 0)]
+    texts = [sorted(str(r.key).partition("/")[2] for r in dump.records if r.key.step == step) for step in (1, 4)]
+    assert texts[0] == texts[1]
+    assert not any("came or were replaced" in note for note in dump.notes)
+    assert {point.step for point in dump.series} == set(range(6))

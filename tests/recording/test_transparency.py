@@ -65,6 +65,38 @@ SIMULATED = """
         assert dump.info.device == "npu:0 simulated ascend910b"
         assert not any(record.reason for record in dump.records)
         assert {{r.device for r in dump.records if r.key.source == "module"}} == {{"npu:0"}}
+
+    # Extra memory on the device: no more than allowed at a time, and the same values.
+    from precision_align.recording import copies, sums
+    from precision_align.recording.staging import Stager
+
+    allowed = copies.DEVICE_BYTES = sums.DEVICE_BYTES = 1 << 12
+    base = torch.arange(40 * 30 * 20, dtype=torch.float32).reshape(40, 30, 20)
+    moved, real = [], torch.Tensor.copy_
+
+    def copy(room, piece, *rest):
+        moved.append((piece.device.type, piece.nbytes))
+        return real(room, piece, *rest)
+
+    torch.Tensor.copy_ = copy
+    pair = torch.complex(base, base + 1)
+    ways = [lambda t: t.permute(2, 0, 1), lambda t: t[:, ::2], lambda t: t, lambda t: t.conj()]
+    for whole in (base, pair):
+        for way in ways:
+            words = Stager().stage(way(whole.to("npu"))).words
+            assert words.tobytes() == way(whole).resolve_conj().contiguous().numpy().tobytes()
+    torch.Tensor.copy_ = real
+    sizes = [nbytes for device, nbytes in moved if device == "npu"]
+    assert len(sizes) >= base.nbytes // allowed, sizes
+    assert max(sizes) <= allowed
+
+    waiting = sums.Sums()
+    first, second, third = (torch.full((30, 20), float(n)).to("npu") for n in (1, 2, 3))
+    held = [waiting.start(first), waiting.start(second)]
+    assert [one.device.type for one in held] == ["npu", "cpu"]  # 2,400 bytes each
+    totals = [waiting.finish(waiting.add(one, third), first.device) for one in held]
+    assert [float(one.mean()) for one in totals] == [4.0, 5.0]
+    assert waiting.start(first).device.type == "npu"  # room again
 """
 
 

@@ -170,6 +170,46 @@ def test_a_series_goes_on_after_a_failed_and_after_a_short_write(
         assert any("lacks a value of step 3" in note for note in dump.notes)
 
 
+def test_a_long_series_is_thinned_and_stays_small(
+    tmp_path: Path, make_info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precision_align.storage.series.SERIES_BYTES", 8192)
+    sink, path = Hdf5Sink(tmp_path / "d", make_info()), tmp_path / "d" / "rank00000" / "series.jsonl"
+    sizes = []
+    for step in range(1000):
+        sink.put_point(Point(step, 0, "loss", float(step)))
+        sink.end_step(step)
+        sizes.append(path.stat().st_size)
+    assert 4096 < max(sizes) <= 8192 + 64
+    with open_dump(tmp_path / "d") as running:  # as after kill -9
+        steps = [point.step for point in running.series]
+    assert steps == sorted(set(steps))
+    assert steps[-40:] == list(range(960, 1000))
+    assert 0 in steps
+    assert all(point.value == point.step for point in running.series)
+    sink.close(make_info())
+    with open_dump(tmp_path / "d") as dump:
+        assert any("was thinned" in note for note in dump.notes)
+    assert sorted(path.name for path in path.parent.iterdir()) == ["run.json", "series.jsonl"]
+
+
+def test_a_series_that_cannot_be_thinned_goes_on(
+    tmp_path: Path, make_info: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("precision_align.storage.series.SERIES_BYTES", 1024)
+    sink = Hdf5Sink(tmp_path / "d", make_info())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        for step in range(30):
+            sink.put_point(Point(step, 0, "loss", float(step)))
+    with open_dump(tmp_path / "d") as running:
+        assert [point.step for point in running.series] == list(range(30))
+    sink.close(make_info())
+
+
 def test_no_half_written_run_file_stays(tmp_path: Path, make_info: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -15,34 +15,9 @@ from precision_align.core.terms import Tier
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.foreign.items import Item, Tensor, Unreadable
 from precision_align.storage.hashing import digest_words
+from precision_align.storage.lazies import LazyRecords
 from precision_align.storage.mapping import RESIDENT_BYTES, release_pages
-from precision_align.storage.views import DumpView
-
-
-class _Records(Sequence[TensorRecord]):
-    """Each tensor is read once, when its record is first asked for; only the record is kept."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self._items = items
-        self._built: dict[int, TensorRecord] = {}
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, position: int) -> TensorRecord: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[TensorRecord]: ...
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return [self[number] for number in range(*position.indices(len(self)))]
-        number = range(len(self))[position]
-        if number not in self._built:
-            self._built[number] = _describe(self._items[number])
-        return self._built[number]
-
-    def __iter__(self) -> Iterator[TensorRecord]:
-        return (self[number] for number in range(len(self)))
+from precision_align.storage.views import DumpView, show
 
 
 class _LoadedRecord(TensorRecord):
@@ -136,7 +111,8 @@ class ForeignDump(DumpView):
         ordered = sorted(latest.items(), key=lambda pair: (pair[1].key.rank, pair[1].key.step, pair[1].order))
         self._items = [item for _, item in ordered]
         self._positions = {text: position for position, (text, _) in enumerate(ordered)}
-        self._records = _Records(self._items)
+        # each tensor is read once, when its record is first asked for; only the record is kept
+        self._records = LazyRecords(len(ordered), self._build)
         self._infos = sorted(infos, key=lambda info: info.rank)
         self._calls = sorted(calls, key=lambda call: (call.rank, call.step, call.exit))
         repeated = len(items) - len(latest)
@@ -190,14 +166,12 @@ class ForeignDump(DumpView):
         """All ranks present, ascending."""
         return [info.rank for info in self._infos]
 
+    def _build(self, position: int) -> TensorRecord:
+        return _describe(self._items[position])
+
     def position(self, text: str) -> int:
         """The position in ``records`` of a key in its text form. Raises KeyError."""
         return self._positions[text]
-
-    def stored_words(self, position: int) -> Array | None:
-        """A copy of the tensor at a position, or None. Raises DumpDamaged."""
-        words = self.mapped_words(position)
-        return None if words is None else words.copy(order="C")
 
     def mapped_words(self, position: int) -> Array | None:
         """The tensor at a position, read-only, or None. Raises DumpDamaged where it changed since it was described."""
@@ -210,9 +184,7 @@ class ForeignDump(DumpView):
             raise DumpDamaged(f"{record.key} cannot be read any more: {error}") from error
         if (words.shape, words.nbytes) != (record.shape, record.nbytes):
             raise DumpDamaged(f"{record.key} changed while it was compared")
-        view = words.view()
-        view.flags.writeable = False
-        return view
+        return show(words)
 
     def stored_sketch(self, position: int) -> Array | None:
         """None: sketches are made of the tensors."""

@@ -108,7 +108,7 @@ def read_naming(rule: Naming | str | os.PathLike[str] | None) -> Naming:
     text = os.fspath(rule)
     if not text.endswith(".toml"):
         return Naming(text)
-    content = _read_toml(Path(text))
+    content = read_toml(Path(text), "naming rule")
     unknown = sorted(set(content) - {"pattern", "defaults", "rename"})
     if unknown:
         raise UsageError(f"{text}: unknown keys {', '.join(unknown)}; there are pattern, defaults, rename")
@@ -120,7 +120,8 @@ def read_naming(rule: Naming | str | os.PathLike[str] | None) -> Naming:
     return Naming(content.get("pattern", ""), content.get("defaults", {}), content.get("rename", {}))
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """A TOML file; ``what`` it is stands in the UsageError that is raised where it cannot be read."""
     for module in ("tomllib", "tomli"):
         try:
             toml: Any = importlib.import_module(module)
@@ -129,5 +130,5 @@ def _read_toml(path: Path) -> dict[str, Any]:
         try:
             return dict(toml.loads(path.read_text("utf-8")))
         except (OSError, ValueError) as error:
-            raise UsageError(f"the naming rule {path} cannot be read: {error}") from error
-    raise UsageError("a naming rule in TOML needs Python 3.11 or the package tomli; give the pattern itself instead")
+            raise UsageError(f"the {what} {path} cannot be read: {error}") from error
+    raise UsageError(f"a {what} in TOML needs Python 3.11 or the package tomli")

@@ -15,7 +15,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -44,6 +44,8 @@ _REFUSED = (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyErr
 _BROKEN = (OSError, RuntimeError, MemoryError, OverflowError, zlib.error)  # of damaged archives
 _PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _MAX_DEPTH = 64
+# A lone tensor's list has some 200 bytes.
+_SMALL = 1024
 _MAX_PICKLE = 1 << 30
 _LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name; the two lengths are the last four
 
@@ -168,7 +170,8 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
             (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
             if archive.getinfo(name).file_size > _MAX_PICKLE:
                 raise ValueError("its list of tensors is larger than 1 GiB")
-            content = load_checked(_Reader, archive.read(name))
+            data = archive.read(name)
+            content = _read_small(data) if len(data) <= _SMALL else load_checked(_Reader, data)
             entries = {info.filename: info for info in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise DumpDamaged(f"{path} {_explain_no_archive(path)}") from error
@@ -179,6 +182,12 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
         place: partial(_load, path, entries.get(f"{prefix}data/{found.storage.key}"), found)
         for place, found in _walk(content, "", 0)
     }
+
+
+@lru_cache(maxsize=256)
+def _read_small(data: bytes) -> Any:
+    """The tensors of one shape, saved each by itself, have equal lists. What is returned is not to be changed."""
+    return load_checked(_Reader, data)
 
 
 def _explain_no_archive(path: Path) -> str:

@@ -9,13 +9,14 @@ from functools import partial
 
 import numpy as np
 
+from precision_align.alignment.partitions import list_partitions
 from precision_align.core.dtypes import Array, dtype_of, widen
 from precision_align.core.errors import DumpDamaged, NothingInCommon, UsageError
 from precision_align.core.wrappers import strip_wrappers
 from precision_align.numerics.metrics import Difference, measure_words
 from precision_align.storage.foreign.items import Tensor
 from precision_align.training.checkpoints.differences import CheckpointReport, Fate, TensorFate
-from precision_align.training.checkpoints.fusing import Fusion, find_fusions, list_layouts
+from precision_align.training.checkpoints.fusing import Fusion, find_fusions
 from precision_align.training.checkpoints.opening import Checkpoint, open_checkpoint
 
 _PART = 1 << 20  # values looked at in one go, so that what they widen to stays small
@@ -155,7 +156,7 @@ def _choose_layout(parts: Sequence[Tensor], whole: Tensor) -> tuple[str, Tensor]
     words = [part.words for part in parts]
     flipped = sum(len(part) for part in words) != len(whole.words) and whole.words.ndim == 2
     best: tuple[float, str, Array] | None = None
-    for name, joined in list_layouts(words):
+    for name, joined in list_partitions(words):
         shaped = joined.T if flipped else joined
         if shaped.shape != whole.words.shape:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
@@ -11,9 +11,12 @@ from precision_align.training.health.costs import compare_costs, measure_costs
 from precision_align.training.health.facts import Facts, gather_facts
 from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
 from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
+from precision_align.training.health.groups import Groups
 from precision_align.training.health.inputs import check_inputs
 from precision_align.training.health.origins import find_origin
 from precision_align.training.health.pairs import compare_settings
+from precision_align.training.health.peers import check_peers
+from precision_align.training.health.reductions import check_collectives, check_reductions
 from precision_align.training.health.replicas import check_replicas
 from precision_align.training.health.scales import SCALES, check_scales
 from precision_align.training.health.updates import check_updates, compare_updates
@@ -34,14 +37,20 @@ def check_health(
     facts = gather_facts(_open(dump))
     if not facts.dump.records:
         raise NothingInCommon(f"{_name(dump)} holds no record of a tensor: there is nothing to check; record it again")
+    groups = Groups(facts.dump)
+    reduced = list(check_reductions(facts, groups, replicas))
+    explained = {finding.place for finding in reduced}
     findings = [
         *find_origin(facts),
+        *check_collectives(groups, facts),
         *check_inputs(facts),
         *check_updates(facts),
         *check_gradients(facts),
         *check_norms(facts),
         *check_scales(facts),
-        *check_replicas(facts, replicas),
+        *(one for one in check_replicas(facts, groups, replicas) if not _repeats(one, explained)),
+        *reduced,
+        *check_peers(facts, groups, replicas),
     ]
     costs = measure_costs(facts)
     if reference is not None:
@@ -53,10 +62,15 @@ def check_health(
         steps=tuple(facts.dump.steps),
         ranks=tuple(facts.dump.ranks),
         findings=_order(findings),
-        checks=_count_evidence(facts, reference is not None),
+        checks=_count_evidence(facts, groups, reference is not None),
         notes=tuple(facts.dump.notes),
         costs=costs,
     )
+
+
+def _repeats(finding: Finding, explained: Set[str]) -> bool:
+    """Whether a gradient that differs between replicas is explained by what its reduction did."""
+    return finding.code == "replica gradients" and bool({finding.place, ""} & explained)
 
 
 def _open(dump: Dump | str | os.PathLike[str]) -> Dump:
@@ -77,7 +91,7 @@ def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def _count_evidence(facts: Facts, paired: bool) -> dict[str, int]:
+def _count_evidence(facts: Facts, groups: Groups, paired: bool) -> dict[str, int]:
     """How much each check had to look at: what is 0 was not checked."""
     ranks = len(facts.dump.ranks)
     return {
@@ -88,5 +102,6 @@ def _count_evidence(facts: Facts, paired: bool) -> dict[str, int]:
         "loss scale": len(facts.find_series(*SCALES)),
         "inputs": len(facts.inputs),
         "replicas": ranks if ranks > 1 else 0,
+        "collectives": len(groups.exchanges),
         "settings of both runs": int(paired),
     }

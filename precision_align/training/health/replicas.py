@@ -4,47 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
+from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
+from precision_align.storage.base import Dump
 from precision_align.training.health.facts import Facts, Moment
 from precision_align.training.health.findings import Finding, Severity
+from precision_align.training.health.groups import Groups, is_shard
+
+_ALIKE = 0.01  # relative L2 of what a common factor leaves; 16-bit gradients leave 0.004
 
 
-def check_replicas(facts: Facts, groups: Sequence[Sequence[int]] | None = None) -> Iterator[Finding]:
+def check_replicas(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None = None) -> Iterator[Finding]:
     """Parameters at a step's start, and gradients as the optimizer saw them, that differ between replicas.
 
-    ``groups``: the ranks that hold replicas of one another; None for all ranks. Tensors of unequal shape, and shards
+    ``replicas``: the ranks that hold replicas of one another; None for all ranks. Tensors of unequal shape, and shards
     of distributed tensors, are no replicas.
     """
-    for ranks in groups if groups is not None else [facts.dump.ranks]:
+    for ranks in replicas if replicas is not None else [facts.dump.ranks]:
         if len(ranks) < 2:
             continue
-        yield from _check("replica parameters", facts.before, ranks)
-        yield from _check("replica gradients", facts.gradients, ranks)
+        text = groups.describe(ranks)
+        yield from _check("replica parameters", facts.before, ranks, text)
+        scaled = list(_check_scaled(facts, ranks, text))
+        yield from scaled
+        if not scaled:
+            yield from _check("replica gradients", facts.gradients, ranks, text)
         yield from _check_generators(facts, ranks)
 
 
-def _check(code: str, every: Mapping[str, Mapping[Moment, TensorRecord]], ranks: Sequence[int]) -> Iterator[Finding]:
+def _check_scaled(facts: Facts, ranks: Sequence[int], text: str) -> Iterator[Finding]:
+    """One rank whose gradients are all the others', times one factor: clipped, or scaled, on that rank alone."""
+    for step in sorted({step for records in facts.gradients.values() for step, _ in records}):
+        every = [
+            {rank: records[step, rank] for rank in ranks if (step, rank) in records}
+            for records in facts.gradients.values()
+        ]
+        every = [held for held in every if len(held) > 1 and not any(is_shard(one) for one in held.values())]
+        if not any(_differ([*held.values()]) for held in every):
+            continue
+        odd = find_odd({rank: record.digest for rank, record in every[0].items()})
+        other = next(rank for rank in sorted(every[0]) if rank != odd)
+        factors = [_measure_factor(facts.dump, held[odd], held[other]) for held in every]
+        factor = factors[0]
+        even = factor is not None and all(one is not None and abs(one / factor - 1) < _ALIKE for one in factors)
+        if factor is not None and even and len(every) > 1 and abs(factor - 1) > _ALIKE:
+            if factor > 1 and len(ranks) == 2:  # of two, the smaller one was clipped
+                odd, factor = other, 1 / factor
+            yield Finding("rank scaled", Severity.FAULT, step, odd, values={"group": text, "factor": factor})
+        return
+
+
+def _measure_factor(dump: Dump, left: TensorRecord, right: TensorRecord) -> float | None:
+    """left / right where they are proportional, else None."""
+    try:
+        ours, theirs = (dump.values(one.key).astype(np.float64).reshape(-1) for one in (left, right))
+    except (KeyError, DumpDamaged):
+        return None
+    size = float(theirs @ theirs)
+    factor = float(ours @ theirs) / size if size else 0.0
+    near = np.linalg.norm(ours - factor * theirs) <= _ALIKE * np.linalg.norm(ours)
+    return factor if near and factor > 0 else None
+
+
+def _check(
+    code: str, every: Mapping[str, Mapping[Moment, TensorRecord]], ranks: Sequence[int], text: str
+) -> Iterator[Finding]:
     for name, records in every.items():
         for step in sorted({step for step, rank in records if rank in ranks}):
             held = {rank: records[step, rank] for rank in ranks if (step, rank) in records}
             if _differ([*held.values()]):
-                odd = _find_odd({rank: record.digest for rank, record in held.items()})
-                yield Finding(code, Severity.FAULT, step, odd, name, values={"ranks": len(held)})
+                odd = find_odd({rank: record.digest for rank, record in held.items()})
+                yield Finding(code, Severity.FAULT, step, odd, name, values={"ranks": len(held), "group": text})
                 break
 
 
 def _differ(records: Sequence[TensorRecord]) -> bool:
-    if len(records) < 2 or any(not record.digest or _is_shard(record) for record in records):
+    if len(records) < 2 or any(not record.digest or is_shard(record) for record in records):
         return False
     return len({record.shape for record in records}) == 1 and len({record.digest for record in records}) > 1
 
 
-def _is_shard(record: TensorRecord) -> bool:
-    placements = (record.extra.get("shard") or {}).get("placements", ())
-    return any(not str(kind).startswith("Replicate") for kind in placements)
-
-
-def _find_odd(digests: Mapping[int, bytes]) -> int:
+def find_odd(digests: Mapping[int, object]) -> int:
     """The rank whose value the fewest share, the highest of several."""
     values = list(digests.values())
     return min(sorted(digests, reverse=True), key=lambda rank: values.count(digests[rank]))

@@ -75,7 +75,9 @@ def _is_too_small(before: TensorRecord, gradient: TensorRecord, rate: float) -> 
 
 
 def _is_zero(record: TensorRecord) -> bool:
-    return record.statistics is not None and record.statistics.l2 == 0.0 and not record.statistics.nan
+    """No value that is not zero; an uneven shard may be empty, which counts too."""
+    one = record.statistics
+    return one is not None and (one.numel == 0 or (one.l2 == 0.0 and not one.nan))
 
 
 def _measure_lost(dump: Dump, before: TensorRecord, after: TensorRecord, gradient: TensorRecord) -> float:
