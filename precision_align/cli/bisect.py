@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from precision_align.reporting.report import Report
     from precision_align.workflows.bisecting import Bisection, Laboratory
 
-SUMMARY = "find the fewest modules or operators to execute in another way that cure a run"
+SUMMARY = "find the fewest modules or operators whose swap cures a run"
 
 CURED, NOT_CURED = 0, 1
 REMEDY = "cure.py"

@@ -109,6 +109,8 @@ def test_two_faults_are_cured_by_two_swaps_and_the_snippet_cures_too(place, caps
     assert "run 1" not in again.err
     assert search(script=["npu"]) == 2  # another search in the same folder
     assert "belongs to another search" in capsys.readouterr().err
+    notes = compare("reference", "found/swapped").notes
+    assert "the candidate was recorded with swaps: 1=cpu (2 calls), 4=cpu (2 calls)" in notes
     run_cured(place, NORM, SOFTMAX)
 
 
