@@ -26,7 +26,13 @@ from precision_align.comparison.fused import judge_fused
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
-from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
+from precision_align.comparison.presence import (
+    check_common,
+    find_interruptions,
+    note_further,
+    note_idle,
+    rows_missing,
+)
 from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.recomputing import Recomputer
@@ -189,6 +195,15 @@ class Engine:
                 progress(done, len(mine))
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether the time budget is spent."""
+        return self._deadline.is_over()
+
+    def read_pair(self, row_key: str) -> tuple[Array, Array] | None:
+        """The candidate's and the reference's numbers of a judged record, or None where one is not stored."""
+        return self._raw.read_pair(row_key)
+
+    @property
     def candidate(self) -> Side:
         """The candidate's side, as it is compared."""
         return self._candidate
@@ -232,6 +247,7 @@ class Engine:
             if side is None:
                 continue
             notes += [f"{name}: {note}" for note in side.dump.notes]
+            notes += note_idle(name, side)
             if side.recomputed:
                 notes.append(
                     f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "
