@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eager", action="store_true", help="run what torch.compile made uncompiled, as no hook runs in compiled code"
     )
     _add_limits(parser)
+    _add_swaps(parser)
     _add_storage(parser)
     add_start_options(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
@@ -100,6 +101,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="a dump: each call returns the reference's results after its own are recorded",
     )
     parser.add_argument("--facts", action="store_true", default=None, help="series of cheap facts of every batch")
+
+
+def _add_swaps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--swap",
+        metavar="WHAT=HOW",
+        action="append",
+        default=[],
+        help="execute a module (glob of its scope), a function (torch.nn.functional.gelu) or an operator "
+        "(aten.gelu.default) on the CPU (=cpu), by elementary operators (=composed), or in float32 out of autocast "
+        "(=fp32); may be given more than once",
+    )
 
 
 def _add_storage(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +177,7 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
 def read_options(arguments: argparse.Namespace) -> Any:
     """The options of a launch. Raises UsageError."""
     from precision_align.recording.limits import Limits
+    from precision_align.recording.swaps import make_swaps
     from precision_align.recording.visits import PAYLOAD as VISIT_PAYLOAD
     from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
@@ -204,7 +218,15 @@ def read_options(arguments: argparse.Namespace) -> Any:
         dry_run=arguments.dry_run,
         begin=read_beginning(arguments),
         visit=visit,
+        swaps=make_swaps(_read_swaps(arguments.swap)),
     )
+
+
+def _read_swaps(words: list[str]) -> dict[str, str]:
+    from precision_align.recording.swaps import parse_swap
+
+    swaps = [parse_swap(word) for word in words]
+    return {swap.pattern: swap.kind.value for swap in swaps}
 
 
 def run(arguments: argparse.Namespace) -> int:

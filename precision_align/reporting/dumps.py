@@ -118,7 +118,10 @@ def _render_run(dump: Dump, width: int) -> list[str]:
     size = sum(record.nbytes for record in dump.records)
     fields = [
         ("run", f"{info.run} · {info.created}"),
-        ("device", info.device + (" · forced" if info.forced else "")),
+        (
+            "device",
+            info.device + (" · forced" if info.forced else "") + (" · swapped" if info.capture.get("swapped") else ""),
+        ),
         ("command", info.command),
         ("versions", " · ".join(f"{name} {version}" for name, version in info.versions.items())),
         ("steps", f"{_shorten_numbers(steps)} ({len(steps)})" if steps else "none"),
