@@ -32,7 +32,11 @@ _NOTE_LINES = 3  # of the first of many notes; the other reports have them all
 _GUTTER = 13  # widest heading, and two spaces on either side
 _ASCII = {
     "█": "#",
+    "▓": "=",
     "│": "|",
+    "├": "|",
+    "└": "`",
+    "─": "-",
     "→": "->",
     "×": "x",
     "·": "-",
