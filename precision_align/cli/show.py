@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=40, help="lines of each list; 0 for all (default: 40)")
     parser.add_argument("--tree", action="store_true", help="the modules as a tree, with their tensors' count and size")
     parser.add_argument(
-        "--against", metavar="DUMP", help="another dump: show its tensor of the same KEY beside this one, and how far apart"
+        "--against",
+        metavar="DUMP",
+        help="another dump: show its tensor of the same KEY beside this one, and how far apart",
     )
     parser.add_argument("--export", metavar="DIR", help="write every stored tensor into a new folder")
     parser.add_argument(

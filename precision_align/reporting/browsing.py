@@ -120,9 +120,13 @@ def describe_pair(pair: TensorPair) -> dict[str, Any]:
 
 def render_pair(pair: TensorPair, *, width: int = 80) -> str:
     """Facts, statistics, first values, histograms on common edges, and the largest differences, side by side."""
-    sides = (pair.reference, pair.candidate)
-    rows = [("", "reference", "candidate"), ("form", *(f"{list(side.shape)} {side.dtype}" for side in sides))]
-    rows += [("device", *(side.device for side in sides)), ("hash", *(side.digest.hex()[:16] for side in sides))]
+    left, right = pair.reference, pair.candidate
+    rows = [
+        ("", "reference", "candidate"),
+        ("form", f"{list(left.shape)} {left.dtype}", f"{list(right.shape)} {right.dtype}"),
+        ("device", left.device, right.device),
+        ("hash", left.digest.hex()[:16], right.digest.hex()[:16]),
+    ]
     rows += _list_statistics(pair)
     lines = [cut([f"key         {quote(pair.reference.key)}"], 1, width)[0], *_lay_rows(rows, width)]
     if pair.difference is None:
@@ -138,7 +142,7 @@ def _list_statistics(pair: TensorPair) -> list[tuple[str, str, str]]:
     if left is None or right is None:
         return []
     names = (("min", "minimum"), ("max", "maximum"), ("mean", "mean"), ("l2", "l2"), ("nan", "nan"), ("inf", "inf"))
-    return [(name, *(format_number(getattr(side, key)) for side in (left, right))) for name, key in names]
+    return [(name, format_number(getattr(left, key)), format_number(getattr(right, key))) for name, key in names]
 
 
 def _lay_rows(rows: Sequence[tuple[str, str, str]], width: int) -> list[str]:
@@ -172,7 +176,9 @@ def _widen(values: Array) -> Array:
 
 def _draw_histograms(pair: TensorPair, width: int) -> list[str]:
     """Both distributions over the same bins, the reference's bar above the candidate's."""
-    sides = [np.abs(values) if values.dtype.kind == "c" else _widen(values) for values in pair.values if values is not None]
+    sides = [
+        np.abs(values) if values.dtype.kind == "c" else _widen(values) for values in pair.values if values is not None
+    ]
     finite = [side[np.isfinite(side)] for side in sides]
     if not all(side.size for side in finite):
         return ["no finite value on one side"]

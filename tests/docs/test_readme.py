@@ -133,6 +133,8 @@ def test_commands_of_the_tables_run(recorded: Any) -> None:
     assert written.returncode == 0, written.stderr
     for side, name in (("reference", "float"), ("candidate", "int8")):
         shutil.copytree(recorded.folder / "runs" / side, recorded.folder / "runs" / name)
+    for node in ("node0", "node1"):
+        shutil.copytree(recorded.folder / "runs" / "reference", recorded.folder / node)
     tried = set()
     for name in READMES:
         for line in re.findall(r"^\| .+ \| `(precision-align [^`]+)`", read(name), re.MULTILINE):
