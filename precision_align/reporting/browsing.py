@@ -21,7 +21,7 @@ from precision_align.reporting.dumps import (
     tell_rest,
 )
 from precision_align.reporting.serialization import encode_free
-from precision_align.reporting.terminal import cut
+from precision_align.reporting.terminal import clip
 from precision_align.reporting.wording import format_bytes, format_number, quote
 from precision_align.storage.base import Dump
 
@@ -69,7 +69,7 @@ def grow_tree(dump: Dump, records: Sequence[TensorRecord]) -> Branch:
 
 def render_tree(root: Branch, *, width: int = 80, limit: int = 40) -> str:
     """One line a module: its class, how many tensors it and its children have, their size. ``limit``: lines, 0: all."""
-    lines = [cut([line], 1, width)[0] for line in _draw(root, "", "")]
+    lines = [clip(line, width) for line in _draw(root, "", "")]
     shown = lines[:limit] if limit else lines
     return "\n".join([*shown, *tell_rest(len(lines) - len(shown))]) + "\n"
 
@@ -128,7 +128,7 @@ def render_pair(pair: TensorPair, *, width: int = 80) -> str:
         ("hash", left.digest.hex()[:16], right.digest.hex()[:16]),
     ]
     rows += _list_statistics(pair)
-    lines = [cut([f"key         {quote(pair.reference.key)}"], 1, width)[0], *_lay_rows(rows, width)]
+    lines = [clip(f"key         {quote(pair.reference.key)}", width), *_lay_rows(rows, width)]
     if pair.difference is None:
         return "\n".join([*lines, "", f"not subtracted: {quote(pair.trouble)}"]) + "\n"
     told = {name: format_number(getattr(pair.difference, name)) for name in _SHOWN}
@@ -147,7 +147,9 @@ def _list_statistics(pair: TensorPair) -> list[tuple[str, str, str]]:
 
 def _lay_rows(rows: Sequence[tuple[str, str, str]], width: int) -> list[str]:
     column = max((width - 12) // 2, 12)
-    return [f"{name:<12}{cut([left], 1, column - 1)[0]:<{column}}{right}".rstrip() for name, left, right in rows]
+    room = max(width - 12 - column, 12)
+    laid = [(f"{name:<12}{clip(left, column - 1):<{column}}", clip(right, room)) for name, left, right in rows]
+    return ["".join(parts).rstrip() for parts in laid]
 
 
 def _list_values(pair: TensorPair) -> list[tuple[str, str, str]]:
@@ -160,7 +162,9 @@ def _list_values(pair: TensorPair) -> list[tuple[str, str, str]]:
     apart[np.isnan(left) & np.isnan(right)] = 0
     apart[(left == right)] = 0  # equal infinities
     apart[np.isnan(apart)] = np.inf
-    worst = [place for place in np.argsort(-apart, kind="stable")[:_WORST].tolist() if apart[place]]
+    # the largest few without sorting all of a large tensor
+    few = np.argpartition(-apart, _WORST)[:_WORST] if apart.size > _WORST else np.arange(apart.size)
+    worst = [place for place in sorted(few.tolist(), key=lambda place: (-apart[place], place)) if apart[place]]
     return [*rows, *([("most apart", "", "")] if worst else []), *(_make_row(pair, place) for place in worst)]
 
 

@@ -13,7 +13,7 @@ from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import Call, RunInfo, TensorRecord
 from precision_align.reporting.serialization import encode_free
-from precision_align.reporting.terminal import cut, fold
+from precision_align.reporting.terminal import clip, cut, fold
 from precision_align.reporting.wording import format_bytes, format_number, quote
 from precision_align.storage.base import Dump
 
@@ -177,7 +177,7 @@ def render_calls(calls: Sequence[Call], width: int) -> Iterator[str]:
     stack = [(call, 0) for call in reversed(children.get(-1, []))]
     while stack:
         call, depth = stack.pop()
-        yield cut([_render_call(call, depth)], 1, width)[0]
+        yield clip(_render_call(call, depth), width)
         stack += [(child, depth + 1) for child in reversed(children.get(call.identity, []))]
 
 

@@ -196,6 +196,15 @@ def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
     return [*lines[: count - 1], f"{last.rstrip()} …"]
 
 
+def clip(line: str, width: int) -> str:
+    """One line that fits ``width`` columns; an ellipsis says that there was more."""
+    if measure_width(line) <= width:
+        return line
+    while measure_width(line) > width - 1:
+        line = line[:-1]
+    return f"{line.rstrip()}…"
+
+
 def _render_head(screen: _Screen, report: Findings) -> list[str]:
     verdict = Verdict(report.verdict)
     word = screen.say(f"verdict.{verdict}").upper()
@@ -262,8 +271,8 @@ def _phrase_measured(screen: _Screen, found: Divergence, name: str, value: float
 def _list_mapping(screen: _Screen, found: Divergence) -> list[_Field]:
     if found.mapping is None:
         return [screen.field("mapping", screen.say("no_row"), "dim", optional=True)] if found.op else []
-    row = describe_mapping(found.mapping)
-    cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
+    row = describe_mapping(found.mapping, found.op)
+    cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or screen.say('case.unrun')}" for case in row.cases[:4])
     pitfall = quote(row.pitfalls[0]) if row.pitfalls else ""
     return [
         screen.field("mapping", quote(row.title)),

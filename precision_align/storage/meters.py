@@ -18,4 +18,4 @@ class Meter:
         """So many more are done."""
         self._done += nbytes
         if self._progress is not None:
-            self._progress(self._done >> 20, self._total >> 20)
+            self._progress(self._done >> 20, -(-self._total >> 20))

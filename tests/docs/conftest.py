@@ -201,7 +201,8 @@ def prepare(run):
         record(path, nest(make_model(), at), batches)
     write_curve("reference.csv", 1)
     write_curve("candidate.csv", 1.2)
-    lines = [f" iteration {step}/ 40 | elapsed time per iteration (ms): 500.0 | lm loss: {3 - step / 100:E} |" for step in range(40)]
+    line = " iteration {}/ 40 | elapsed time per iteration (ms): 500.0 | lm loss: {:E} |"
+    lines = [line.format(step, 3 - step / 100) for step in range(40)]
     Path("train.log").write_text("\\n".join(lines) + "\\n")
     Path("src").mkdir()
     Path("src/ops.py").write_text("import flash_attn\\nimport torch\\ntorch.cuda.synchronize()\\n")
