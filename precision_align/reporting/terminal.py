@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
@@ -198,11 +199,11 @@ def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
 
 def clip(line: str, width: int) -> str:
     """One line that fits ``width`` columns; an ellipsis says that there was more."""
-    if measure_width(line) <= width:
+    # lazily, from the start: a line may be very long
+    ends = list(takewhile(lambda used: used <= width, accumulate(map(measure_width, line))))
+    if len(ends) == len(line):
         return line
-    while measure_width(line) > width - 1:
-        line = line[:-1]
-    return f"{line.rstrip()}…"
+    return f"{line[: sum(used < width for used in ends)].rstrip()}…"
 
 
 def _render_head(screen: _Screen, report: Findings) -> list[str]:

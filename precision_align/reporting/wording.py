@@ -204,7 +204,7 @@ _HIDDEN = ("modules", "calls", "inputs", "outputs", "cases", "results", "domain"
 
 
 def describe_mapping(mapping: Mapping[str, Any], op: str = "") -> MappingLines:
-    """Read a row of the operator library, whatever fields it has; of several symbols the one that names ``op`` first."""
+    """Read a row of the operator library, whatever fields it has; of several symbols the one that names ``op``."""
     identity = _first_of(mapping, _IDENTITY)
     source, target = _first_of(mapping, _SOURCES), _first_of(mapping, _REPLACEMENTS)
     sources = sorted(_as_list(source or identity), key=lambda symbol: str(symbol).rpartition(".")[2] != op)
