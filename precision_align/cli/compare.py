@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="save the report: .html, .json, .md, .xml (JUnit) or .csv; may be given more than once",
+        help="save the report: .html, .json, .md, .xml (JUnit), .csv or .xlsx; may be given more than once",
     )
     several = parser.add_mutually_exclusive_group()
     several.add_argument(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
-
-import numpy as np
 
 from precision_align.alignment.fitting import fit
 from precision_align.alignment.side import Node, Side, Unit
@@ -30,6 +29,7 @@ from precision_align.comparison.operations import OperationJudge
 from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
 from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
+from precision_align.comparison.recomputing import Recomputer
 from precision_align.comparison.repetition import Repetitions, repeat
 from precision_align.comparison.replaying import ReplayProvider
 from precision_align.comparison.rows import WEAKER, note_disagreements
@@ -38,7 +38,6 @@ from precision_align.comparison.stepping import StateJudge
 from precision_align.comparison.totals import TotalJudge
 from precision_align.comparison.walking import Progress, Walk
 from precision_align.core.dtypes import Array
-from precision_align.core.records import TensorRecord
 from precision_align.core.results import ModulePair, RecordResult
 from precision_align.core.terms import Phase, Status
 from precision_align.storage.base import Dump
@@ -56,16 +55,6 @@ class Comparison:
     roots: frozenset[str]
     interrupted: bool = False
     modules: Sequence[ModulePair] = ()
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """A judged result in float64: the candidate's and the golden one, and (name, text, golden) of other forms of it."""
-
-    record: TensorRecord
-    actual: Array
-    golden: Array
-    alternatives: list[tuple[str, str, Array]]
 
 
 class Engine:
@@ -116,6 +105,13 @@ class Engine:
             self._alignment, self._raw, self._replay, self._forward, self._alignment.pair_owned, self._certificates
         )
         self.operations = OperationJudge(self._alignment, self._raw)
+        self.recomputer = Recomputer(
+            self._reference,
+            self._candidate,
+            self._alignment,
+            self._replay,
+            lambda rank, step: self._find_partner_step(self._candidate.select_nodes(rank, step)),
+        )
         self._ranks = ranks
 
     def run(self, progress: Progress | None = None) -> Comparison:
@@ -192,28 +188,27 @@ class Engine:
             if progress is not None:
                 progress(done, len(mine))
 
-    def recompute(self, row_key: str, scope: str, phase: Phase) -> Recomputed | None:
-        """A judged result once more, or None where there is no replay of it."""
-        for node in self._candidate.nodes:
-            if node.scope != scope:
-                continue
-            for child, holder in [(-1, node), *enumerate(node.children)]:
-                for record in holder.tensors.values():
-                    if str(record.key) == row_key:
-                        return self._recompute(node, child, record, phase)
-        return None
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether the time budget is spent."""
+        return self._deadline.is_over()
 
-    def _recompute(self, node: Node, child: int, record: TensorRecord, phase: Phase) -> Recomputed | None:
-        found = self._replay.compute(node, child, record.key.path, phase == Phase.BACKWARD)
-        if found is None:
-            return None
-        try:
-            values = self._candidate.dump.values(record.key)
-        except KeyError:
-            return None
-        actual = values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
-        others = self._replay.compute_alternatives(node, child, record.key.path, phase == Phase.BACKWARD)
-        return Recomputed(record, actual, found[0], others)
+    def read_pair(self, row_key: str) -> tuple[Array, Array] | None:
+        """The candidate's and the reference's numbers of a judged record, or None where one is not stored."""
+        return self._raw.read_pair(row_key)
+
+    @property
+    def candidate(self) -> Side:
+        """The candidate's side, as it is compared."""
+        return self._candidate
+
+    def find_reference_outputs(self, node: Node) -> dict[str, Any]:
+        """Path -> torch tensor that the reference's call returned in place of a node's; empty where it has none."""
+        partner = self._alignment.pairs.get(node)
+        if partner is None or self._reference is None:
+            return {}
+        load = import_module("precision_align.replay.values").load_tensor
+        return {path: load(self._reference.dump, record) for path, record in partner.outputs.items()}
 
     def _note_flags(self) -> list[str]:
         """Modules in training mode on one side and in evaluation mode on the other."""

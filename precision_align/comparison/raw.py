@@ -100,6 +100,21 @@ class RawComparer:
             found = self._gaps[place] = self._measure(candidate, reference)
         return found
 
+    def read_pair(self, key: str) -> tuple[Array, Array] | None:
+        """The numbers of a record of the candidate and of its partner; None where one is not stored.
+
+        Only of pairs that :meth:`gap` has measured. Raises DumpDamaged.
+        """
+        partner = next((theirs for ours, theirs in self._gaps if ours == key), None)
+        if partner is None or self._reference is None:
+            return None
+        sides = ((self._candidate, key), (self._reference, partner))
+        try:
+            actual, expected = (dump.values(dump.find(text).key) for dump, text in sides)
+        except KeyError:
+            return None
+        return actual, expected
+
     @property
     def is_out_of_time(self) -> bool:
         """Whether nothing may be read any more."""

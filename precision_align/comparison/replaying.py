@@ -127,6 +127,19 @@ class ReplayProvider:
             return [_describe(error), []]
         return ["", [[*place, _encode_judgement(judgement)] for place, judgement in found.items()]]
 
+    def search_updates(self, update: Any, place: Any) -> tuple[Array, list[tuple[str, str, Array]]] | None:
+        """(golden, variants that come near) of one result of an optimizer step, ``place`` its owner and name; None
+        where it cannot be replayed."""
+        if update is None or self.reason:
+            return None
+        try:
+            found: tuple[Array, list[tuple[str, str, Array]]] = import_module(
+                "precision_align.replay.variants.updates"
+            ).search_updates(self._alignment.candidate.dump, update, place)
+        except NotReplayable:
+            return None
+        return found
+
     def compute(self, node: Node, child: int, path: str, backward: bool) -> tuple[Array, Array] | None:
         """(golden, native) of one result of a node, float64; None where it cannot be replayed."""
         if self._find_obstacle(node):
@@ -138,15 +151,17 @@ class ReplayProvider:
             return None
         return found
 
-    def compute_alternatives(self, node: Node, child: int, path: str, backward: bool) -> list[tuple[str, str, Array]]:
-        """(name, text, golden) of one result under other forms of its operators; empty where it cannot be replayed."""
-        if self._find_obstacle(node):
-            return []
-        self._load(node)
+    def search_variants(
+        self, node: Node, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
+    ) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under variants of the code; empty where it cannot be replayed."""
         try:
-            return list(self._replayer.compute_alternatives(node, child, path, backward))
-        except Exception:  # as in compute
+            found: list[tuple[str, str, Array]] = self._replayer.search_variants(
+                node, child, path, backward, actual, golden, dtype
+            )
+        except NotReplayable:
             return []
+        return found
 
     def describe_failures(self) -> list[str]:
         """Why calls could not be replayed although the reference's code was given."""

@@ -17,7 +17,7 @@ from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.backward import read_loss_scales
 from precision_align.comparison.raw import Gap, RawComparer, is_equal, read_words
 from precision_align.comparison.rows import Blame, make_row
-from precision_align.core.dtypes import dtype_of
+from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpError
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import OUT_OF_TIME, Limit, RecordResult
@@ -105,6 +105,22 @@ def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[Tensor
             if kind == "parameter":
                 shares[node.scope, name].append(record)
     return shares
+
+
+def find_expected(candidate: Side, at: tuple[int, int], reference: Side, partner: int, owner: Owner) -> Array | None:
+    """What a whole gradient should be, float64: its calls' shares, scaled as the reference's total is; None: unknown.
+
+    ``at``: the candidate's rank and step; ``partner``: the reference's step.
+    """
+    shares = _collect_shares(candidate, *at).get(owner, [])
+    other = _find_totals(reference, at[0], partner).get(owner)
+    if other is None or not shares:
+        return None
+    relation = _relate(reference, other, _collect_shares(reference, at[0], partner).get(owner, []))
+    if relation is None or relation.factor is None:
+        return None
+    parts = [candidate.dump.values(share.key).astype(np.float64) for share in shares]
+    return np.asarray(sum(parts[1:], parts[0]) * relation.factor)
 
 
 def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:

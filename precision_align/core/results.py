@@ -10,6 +10,8 @@ from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict,
 
 # In the note of a record that a time budget left unjudged.
 OUT_OF_TIME = "not judged: the time budget was used up"
+# Before a test's name: the metric that says how small an error that test would have seen.
+DETECTABLE = "detectable_"
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,44 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class ErrorMap:
+    """Where the error of one tensor lies and how it spreads, in few bins: to look at, not to judge by.
+
+    ``key``: of the record; ``against``: "golden" (its float64 replay) or "reference"; ``shape``: of the tensor.
+    ``axes``: the two dimensions that rows and columns of ``cells`` stand for, empty where fewer than two have more than
+    one element; ``cells``: up to 64 x 64, the largest |actual - expected| in each, over all other dimensions (of a
+    dimension longer than 64, bin i begins at element i * size // 64);
+    ``profiles``: (dimension, up to 64 such values) of each dimension with more than one element.
+    ``bounds``: smallest and largest finite value of both sides; ``expected``, ``actual``: up to 64 counts of equal bins
+    between them. ``decades``: whole powers of ten around the error; ``errors``: counts of equal bins of its logarithm
+    between them; ``equal``: elements without error; ``nonfinite``: elements finite on one side only, or infinities
+    and NaNs that differ: their error is Inf. Complex values count by their modulus.
+    """
+
+    key: str
+    against: str
+    shape: Sequence[int]
+    axes: Sequence[int]
+    cells: Sequence[Sequence[float]]
+    profiles: Sequence[tuple[int, Sequence[float]]]
+    bounds: tuple[float, float]
+    expected: Sequence[int]
+    actual: Sequence[int]
+    decades: tuple[int, int]
+    errors: Sequence[int]
+    equal: int
+    nonfinite: int
+
+
+@dataclass(frozen=True)
 class Findings:
     """The whole result of a comparison.
 
     ``frontier``: all local failures without a failing producer, then modes, then random masks; ``coverage``: by phase;
     ``reference`` and ``candidate``: run information as plain mappings (empty where a side is absent); ``curves``: loss
     and other series; ``roots``: scopes whose calls no other module makes; ``interrupted``: a run was cut off, and the
-    other side has records without a partner for it; ``modules``: which module was held against which.
+    other side has records without a partner for it; ``modules``: which module was held against which; ``error_maps``:
+    of the first divergence and a few places of the frontier, where their values are stored.
     """
 
     verdict: Verdict
@@ -155,6 +188,7 @@ class Findings:
     roots: Sequence[str] = ()
     interrupted: bool = False
     modules: Sequence[ModulePair] = ()
+    error_maps: Sequence[ErrorMap] = ()
 
     @property
     def is_partial(self) -> bool:

@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from precision_align.core.results import RecordResult
+from precision_align.core.results import DETECTABLE, RecordResult
 from precision_align.core.terms import Status
-from precision_align.numerics.detectability import PREFIX
 
 # The share of the records that a size stands for: the few worst ones are named instead of speaking for all.
 SHARE = 0.95
 _PASSED = (Status.PASS, Status.WARN, Status.PROPAGATED)
-_LOCAL = ("hash", "replay", "sampled", "certificate", "replay+certificate")
+_LOCAL = ("hash", "replay", "sampled", "certificate", "replay+certificate", "replay+forced")
 _WEAK = ("raw", "forced", "sketch", "statistics", "sample")
 TESTS = {
     "z": "element-wise bound",
@@ -55,7 +54,7 @@ def find_detectable(row: RecordResult) -> tuple[float, str] | None:
     if row.status not in _PASSED:
         return None
     if row.evidence in _LOCAL:
-        known = {name[len(PREFIX) :]: value for name, value in row.metrics.items() if name.startswith(PREFIX)}
+        known = {name[len(DETECTABLE) :]: value for name, value in row.metrics.items() if name.startswith(DETECTABLE)}
         if not known:
             return (0.0, "") if _is_exact(row) else None
         test = min(known, key=lambda name: known[name])

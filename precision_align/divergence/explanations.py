@@ -13,15 +13,24 @@ import numpy as np
 
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.results import Explanation
-from precision_align.numerics.judgement import round_once
+from precision_align.divergence.ranking import Candidate, rank
+from precision_align.divergence.weights import explain_weight
+from precision_align.numerics.judgement import round_once, settle
 
 # A hypothesis that leaves more than this explains too little to be worth a user's time; the right one leaves rounding.
 WORTH = 0.2
-MOST = 5
+# Of fewer values than this some guess comes near by chance: only one that hits them, but for a rounding, counts.
+FEW, WORTH_FEW = 8, 1e-3
+# The largest count of ranks or micro-batches that is looked for, and how exact a whole number must be.
+MOST_COUNTED, COUNT_SLACK = 4096, 1e-4
 # Relative spread of factors from which they count as different ones: above float32's rounding of a mean over a row.
 SPREAD = 1e-5
 # A mean gain counts from so many standard errors on.
 SIGNIFICANT = 8.0
+# So many different values must all be of a lower dtype: a few round numbers are of every dtype.
+VARIED = 16
+# What several roundings inside leave, in units of what one leaves.
+ROUNDED = 2.0
 # Slices further apart than this in direction are not the same slice; more of them are not compared.
 SAME_SLICE, MOST_SLICES = 0.99, 1024
 # Share of the squared error that a region must hold to be called the place of the error.
@@ -30,38 +39,68 @@ CONFINED = 0.98
 Hypothesis = tuple[str, str, Array]
 
 
-def explain(actual: Array, golden: Array, dtype: str, alternatives: Sequence[Hypothesis] = ()) -> list[Explanation]:
+def explain(
+    actual: Array,
+    golden: Array,
+    dtype: str,
+    alternatives: Sequence[Hypothesis] = (),
+    given: Array | None = None,
+) -> list[Explanation]:
     """Ranked explanations of ``actual`` (float64) that should have been ``golden`` (float64, same shape).
 
-    ``alternatives``: what the reference's code gives under other forms of its operators, with name and text.
+    ``alternatives``: what variants of the reference's code give, with name and text; ``given``: the only input, where
+    the code may be a product of it and a weight (last dimension: what is summed over). In 16 bits each hypothesis is
+    rounded as the candidate's values are, so that their rounding does not count as unexplained.
     """
-    if actual.shape != golden.shape or actual.size < 2 or actual.dtype.kind != "f":
+    if actual.shape != golden.shape or not actual.size or actual.dtype.kind != "f":
         return []
+    kind = dtype_of(dtype)
     with np.errstate(all="ignore"):
         finite = np.isfinite(actual) & np.isfinite(golden)
-        error = _norm(actual - golden, finite)
+        error = _norm(actual - settle(golden, kind), finite)
         if error == 0:  # only what is not finite differs, if anything
             return list(_see_overflow(actual, golden, dtype))
+        makers = _HYPOTHESES if actual.size > 1 else _SCALAR_HYPOTHESES
         ours, theirs = (np.where(finite, values, 0.0) for values in (actual, golden))
-        found = [
-            Explanation(name, text, _norm(actual - value, finite) / error)
-            for make in _HYPOTHESES
-            for name, text, value in make(ours, theirs, dtype)
-            if bool(np.isfinite(value).all())
-        ]
-        found += [
-            Explanation(name, text, _norm(actual - value, finite) / error)
-            for name, text, value in alternatives
+        tried = [item for make in makers for item in make(ours, theirs, dtype)]
+        found: list[Candidate] = [
+            (Explanation(name, text, _norm(actual - settled, finite) / error), settled)
+            for name, text, value in [*tried, *alternatives]
             if value.shape == actual.shape
+            for settled in [settle(value, kind)]
+            if bool(np.isfinite(settled[finite]).all())
         ]
-        found += _explain_place(actual, golden, finite)
-        found += [item for look in _SIGNATURES for item in look(actual, golden, dtype)]
-    worth = [item for item in found if np.isfinite(item.residual) and item.residual <= WORTH]
-    return sorted(worth, key=lambda item: item.residual)[:MOST]
+        if actual.size > 1:
+            found += [(item, None) for item in _explain_place(actual, golden, finite)]
+            found += [(item, None) for look in _SIGNATURES for item in look(actual, golden, dtype)]
+        if given is not None:
+            found += [(item, None) for item in explain_weight(given, actual, golden)]
+    worth = WORTH if actual.size >= FEW else max(WORTH_FEW, 2 * kind.roundoff)
+    return rank([pair for pair in found if pair[0].residual <= worth], error)
 
 
 def _norm(values: Array, finite: Array) -> float:
     return float(np.linalg.norm(np.where(finite, np.nan_to_num(values), 0.0)))
+
+
+def _try_counts(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
+    """A single number that is a whole multiple, or a whole part, of what it should be."""
+    ratio = float(actual.ravel()[0] / golden.ravel()[0]) if golden.any() else 0.0
+    name = name_count(ratio)
+    if name:
+        count = round(ratio) if ratio >= 1 else 1 / round(1 / ratio)
+        yield "scaled", f"scaled by a constant, {name}", count * golden
+
+
+def name_count(factor: float) -> str:
+    """What a factor that is a whole number, or one over it, may come from; "" for any other."""
+    if factor <= 0:
+        return ""
+    whole = max(factor, 1 / factor)
+    if not 1.5 < whole <= MOST_COUNTED or abs(whole / round(whole) - 1) > COUNT_SLACK:
+        return ""
+    written = f"{round(whole)}" if factor > 1 else f"1/{round(whole)}"
+    return f"{written}: a number of ranks, micro-batches or accumulated steps is counted twice or not at all"
 
 
 def _try_scale(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
@@ -71,8 +110,8 @@ def _try_scale(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]
     factor = float(np.nansum(actual * golden)) / base
     if abs(factor + 1) < 1e-3:
         yield "sign", "the sign is inverted", -golden
-    elif factor != 1:
-        yield "scaled", f"scaled by a constant, {factor:.6g}", factor * golden
+    elif factor not in (0, 1):
+        yield "scaled", f"scaled by a constant, {name_count(factor) or f'{factor:.6g}'}", factor * golden
 
 
 def _try_shift(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
@@ -109,7 +148,7 @@ def _round(values: Array, name: str) -> Array:
 
 def _try_clamp(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
     low, high = float(np.nanmin(actual)), float(np.nanmax(actual))
-    if low > np.nanmin(golden) or high < np.nanmax(golden):
+    if low < high and (low > np.nanmin(golden) or high < np.nanmax(golden)):
         yield "clamped", f"clamped to [{low:.4g}, {high:.4g}]", np.clip(golden, low, high)
 
 
@@ -137,7 +176,9 @@ def _try_orders(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis
 def _try_zeros(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
     zeroed = (actual == 0) & (golden != 0)
     share = float(np.mean(zeroed))
-    if share > 0:
+    if share > 0 and not actual.any():
+        yield "all zero", "all zero: detached, dropped, masked or never written", np.zeros_like(golden)
+    elif share > 0:
         text = f"{share:.1%} of the values are zero instead of what was computed: dropped, masked or never written"
         yield "zeroed", text, np.where(zeroed, 0.0, golden)
 
@@ -151,7 +192,7 @@ def _try_dropout(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesi
         return
     factor = float(np.sum(actual[kept] * golden[kept])) / base
     rate = np.count_nonzero(dropped) / max(1, int(np.count_nonzero(golden)))
-    if abs(factor * (1 - rate) - 1) < 0.1:
+    if abs(factor * (1 - rate) - 1) < 0.1 and factor > 1 + SPREAD:
         text = f"dropout is on: {rate:.1%} of the values are zero, the others are {factor:.4g} times what was computed"
         yield "dropout", text, np.where(dropped, 0.0, factor * golden)
 
@@ -216,12 +257,15 @@ def _see_grid(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]
     """Every value has fewer bits than its dtype: it was stored or computed in a lower one."""
     if dtype not in ("float32", "float64"):
         return
+    same = np.isfinite(actual) & (actual != 0)
+    if np.unique(actual[same]).size < VARIED:
+        return
     for name in ("bfloat16", "float16"):
-        same = np.isfinite(actual) & (actual != 0)
         own = float(np.mean((_round(actual, name) != actual)[same])) if same.any() else 1.0
         if own <= 1 - CONFINED and float(np.mean((_round(golden, name) != golden)[same])) > 0.5:
             text = f"every value is one of {name}: stored or computed in {name} on the way"
             yield Explanation(f"computed in {name}", text, own)
+            return  # what fits into bfloat16 fits into float16
 
 
 def _see_gain(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]:
@@ -232,6 +276,10 @@ def _see_gain(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]
         return
     factor = float(np.sum(actual[keep] * golden[keep])) / base
     error = float(np.sqrt(np.sum(((actual - factor * golden) * golden)[keep] ** 2))) / base
+    rounded = round_once(factor * golden, dtype_of(dtype))
+    left = _norm(actual - factor * golden, keep)
+    if rounded is None or left > ROUNDED * _norm(rounded - factor * golden, keep):
+        return  # what is left is no rounding: the mean gain is not what is wrong
     if abs(factor - 1) > SIGNIFICANT * error:
         text = f"scaled by a constant, {factor:.6g}, as the mean over all values shows"
         yield Explanation("scaled", text, error / abs(factor - 1))
@@ -303,4 +351,5 @@ _HYPOTHESES: tuple[Callable[[Array, Array, str], Iterator[Hypothesis]], ...] = (
     _try_products,
     _try_permutations,
 )
+_SCALAR_HYPOTHESES = (_try_counts,)
 _SIGNATURES: tuple[Callable[[Array, Array, str], Iterator[Explanation]], ...] = (_see_grid, _see_gain, _see_overflow)

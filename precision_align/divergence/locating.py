@@ -9,17 +9,22 @@ from dataclasses import replace
 from precision_align.comparison.boundaries import EVIDENCE
 from precision_align.comparison.engine import Comparison, Engine
 from precision_align.comparison.raw import SIZES
+from precision_align.comparison.recomputing import Recomputed
 from precision_align.comparison.repetition import MARK
 from precision_align.comparison.rules import Rules
 from precision_align.comparison.walking import Progress
-from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, Findings, RecordResult
+from precision_align.core.errors import DumpDamaged
+from precision_align.core.results import OUT_OF_TIME, Coverage, Divergence, ErrorMap, Findings, RecordResult
 from precision_align.core.terms import Kind, Phase, Role, Site, Status, Verdict
 from precision_align.divergence.explanations import explain, explain_part
+from precision_align.numerics.errormaps import map_errors
 from precision_align.numerics.limits import raw_limit
 
 # A propagated difference that comes out this many times larger than it went in deserves a note: networks at rest stay
 # below 10 a module, a norm over nearly constant input reaches 1e5.
 AMPLIFIER = 100.0
+# Places of the frontier whose errors are mapped: each costs a replay, and up to 40 KB of the report.
+MAPPED = 4
 _KINDS = {
     Status.FAIL: Kind.ORIGIN,
     Status.NONDETERMINISTIC: Kind.NONDETERMINISTIC,
@@ -35,13 +40,20 @@ _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
 def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
-    """Run a comparison, name its first divergence and explain it."""
+    """Run a comparison, name its first divergence, explain it and map its error and that of a few others."""
     findings = locate(engine.run(progress), rules)
     frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
         return replace(findings, frontier=frontier)
-    first = engine.operations.name(explain_first(engine, frontier[0]))
-    return replace(findings, first=first, frontier=[first, *frontier[1:]])
+    first, notes, again = frontier[0], findings.notes, None
+    try:
+        again = engine.recomputer.recompute(first)
+        first = first if again is None else explain_first(engine, first, again)
+    except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
+        notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
+    maps = map_places(engine, frontier, again)
+    first = engine.operations.name(first)
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes, error_maps=maps)
 
 
 def _name_own(engine: Engine, found: Divergence) -> Divergence:
@@ -89,14 +101,31 @@ def note_rows(rows: Sequence[RecordResult], first: Divergence | None) -> list[st
     return notes
 
 
-def explain_first(engine: Engine, first: Divergence) -> Divergence:
-    """The first divergence with ranked guesses at its cause, where it can be computed again."""
-    found = engine.recompute(first.key, first.scope, first.phase)
-    if found is None:
-        return first
-    explanations = explain(found.actual, found.golden, found.record.dtype, found.alternatives)
-    parts = explain_part(found.actual, found.golden, engine.list_parts(first.scope))
+def explain_first(engine: Engine, first: Divergence, again: Recomputed) -> Divergence:
+    """The first divergence with ranked guesses at its cause."""
+    explanations = explain(again.actual, again.golden, again.record.dtype, again.alternatives, again.given)
+    parts = explain_part(again.actual, again.golden, engine.list_parts(first.scope))
     return replace(first, explanations=[*parts, *explanations])
+
+
+def map_places(engine: Engine, frontier: Sequence[Divergence], again: Recomputed | None) -> list[ErrorMap]:
+    """Where the errors of the first places lie, of those whose values are stored; ``again``: the first one's replay."""
+    maps = []
+    for place, found in enumerate(frontier[: 1 if engine.is_out_of_time else MAPPED]):
+        known = again if place == 0 else engine.recomputer.recompute(found, variants=False)
+        maps.append(_map_place(engine, found, known))
+    return [found for found in maps if found is not None]
+
+
+def _map_place(engine: Engine, found: Divergence, again: Recomputed | None) -> ErrorMap | None:
+    """Against what it should be, else against the reference's run."""
+    if again is not None and found.site != Site.PARAMETERS:
+        return map_errors(found.key, "golden", again.actual, again.golden)
+    try:
+        pair = engine.read_pair(found.key)
+    except DumpDamaged:  # the record's own note says so
+        return None
+    return None if pair is None else map_errors(found.key, "reference", *pair)
 
 
 def find_frontier(rows: Iterable[RecordResult], rules: Rules) -> list[Divergence]:

@@ -62,7 +62,7 @@ def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference:
 
 def _measure_errors(found: Divergence, engine: Engine, merged: MergedDump, reference: Dump) -> Array | None:
     """The element-wise error: against the float64 replay, else against the reference's tensor."""
-    again = engine.recompute(found.key, found.scope, found.phase)
+    again = engine.recomputer.recompute(found, variants=False)
     if again is not None:
         return np.asarray(np.nan_to_num(np.abs(again.actual - again.golden), nan=np.inf))
     key = Key.parse(found.key)

@@ -13,10 +13,8 @@ import math
 import numpy as np
 
 from precision_align.core.dtypes import Array
+from precision_align.core.results import DETECTABLE
 from precision_align.numerics.limits import Limits
-
-# Metric of each test's e; a report names the test by what follows.
-PREFIX = "detectable_"
 
 
 def measure_detectable(
@@ -31,10 +29,10 @@ def measure_detectable(
     largest = float(weight.max()) if weight.size else 0.0
     if largest <= 0:
         return {}
-    found = {f"{PREFIX}z": limits.z_fail * relax / largest}
+    found = {f"{DETECTABLE}z": limits.z_fail * relax / largest}
     if golden.size >= limits.minimum_ratio:
-        found[f"{PREFIX}rho"] = limits.rho_fail * unit
+        found[f"{DETECTABLE}rho"] = limits.rho_fail * unit
     if low and golden.size >= limits.minimum_bias:
         noise = limits.t * float((shift / bound).std(ddof=1)) / math.sqrt(golden.size)
-        found[f"{PREFIX}bias"] = max(limits.bias_fail, noise) / float(weight.mean())
+        found[f"{DETECTABLE}bias"] = max(limits.bias_fail, noise) / float(weight.mean())
     return found

@@ -285,6 +285,12 @@ def round_once(values: Array, dtype: Dtype) -> Array | None:
     return np.asarray(rounded.astype(np.uint32).view(np.float32), dtype=np.float64)
 
 
+def settle(values: Array, dtype: Dtype) -> Array:
+    """Float64 values as a tensor of this dtype holds them, where it has 16 bits; others as they are."""
+    found = round_once(values, dtype)
+    return values if found is None else found
+
+
 def _is_nearer(actual: Array, native: Array, golden: Array, bound: Array) -> bool:
     """Whether the candidate's error as a whole is smaller than that of the reference's own arithmetic."""
     return _rms((actual - golden) / bound) < _rms((native - golden) / bound)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,7 +14,6 @@ from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status
 from precision_align.numerics.judgement import Judgement
-from precision_align.replay.alternatives import list_alternatives
 from precision_align.replay.bigcalls import judge_big_backward, judge_big_forward
 from precision_align.replay.calljudging import CallJudging, pick
 from precision_align.replay.execution import Execution, Executor, Recorded, Style, join
@@ -36,6 +36,7 @@ from precision_align.replay.slots import (
     take_outside_parts,
 )
 from precision_align.replay.values import Resolver, load_tensor, to_array
+from precision_align.replay.variants.searching import search_variants
 from precision_align.storage.base import Dump
 
 
@@ -150,16 +151,23 @@ class Replayer:
             raise NotReplayable("the reference's code has no such result")
         return to_array(golden), to_array(native)
 
-    def compute_alternatives(
-        self, node: Recorded, child: int, path: str, backward: bool
-    ) -> Iterator[tuple[str, str, Array]]:
-        """(name, text, golden) of one result under other forms of its operators. Raises NotReplayable."""
+    def search_variants(
+        self, node: Recorded, child: int, path: str, backward: bool, actual: Array, golden: Array, dtype: str
+    ) -> list[tuple[str, str, Array]]:
+        """(name, text, golden) of one result under variants of the code that come near ``actual``, the candidate's.
+        Raises NotReplayable.
+        """
         plan = self.rerun(node, Style(golden=False, gradients=backward), None, backward)
-        for name, text, form in list_alternatives():
-            style = Style(golden=True, gradients=backward, arithmetic=form)
-            value = pick(self.rerun(node, style, plan, backward), child, path)
-            if value is not None and form.count:
-                yield name, text, to_array(value)
+
+        def replay(mode: Any, native: bool) -> Optional[Array]:
+            style = Style(golden=not native, gradients=backward, arithmetic=mode)
+            try:
+                value = pick(self.rerun(node, style, plan, backward), child, path)
+            except NotReplayable:
+                return None
+            return None if value is None else to_array(value).astype(np.float64)
+
+        return search_variants(actual, golden, dtype_of(dtype), replay)
 
     def rerun(self, node: Recorded, style: Style, plan: Optional[Execution], backward: bool) -> Execution:
         """One more execution in another style."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from precision_align.core.results import Findings
-from precision_align.core.terms import Verdict
+from precision_align.core.terms import Source, Tier, Verdict
 from precision_align.reporting.wording import describe_mapping, quote
 
 PROGRAM = "precision-align"
@@ -59,12 +60,22 @@ def list_commands(findings: Findings) -> list[str]:
     commands = []
     if candidate:
         sides = [side for side in (reference, candidate) if side]
-        commands.append(join_command("compare", *sides, "-o", "report.html"))
+        code = str(findings.candidate.get("replay", ""))
+        commands.append(join_command("compare", *sides, *(["--replay", code] if code else []), "-o", "report.html"))
         if findings.first is not None and findings.first.key:
             commands.append(_show(candidate, findings.first.key))
-            commands.append(join_command("case", "extract", candidate, findings.first.key, "-o", "mine"))
+            if _can_extract(findings, findings.first.key):
+                commands.append(join_command("case", "extract", candidate, findings.first.key, "-o", "mine"))
     following = suggest_command(findings)
     return commands + ([following] if following and following not in commands else [])
+
+
+def _can_extract(findings: Findings, key: str) -> bool:
+    """Whether the dump holds a call of a module or of an operator with its tensors."""
+    capture = findings.candidate.get("capture")
+    payload = capture.get("payload", Tier.FULL) if isinstance(capture, Mapping) else Tier.FULL
+    tiers = payload.values() if isinstance(payload, Mapping) else [payload]
+    return Tier.FULL in tiers and key.split("/")[3:4] in ([Source.MODULE], [Source.ATEN])
 
 
 def _find_paths(findings: Findings) -> tuple[str, str]:

@@ -75,7 +75,10 @@ COMMANDS = {
         "查找源码中的 CUDA 依赖及其在昇腾上的替代",
     ),
     "verb.doctor": ("check versions, devices and arithmetic switches here", "检查本机的版本、设备与运算开关"),
-    "verb.report": ("turn a saved result into HTML, Markdown or JUnit", "将保存的结果转换为 HTML、Markdown 或 JUnit"),
+    "verb.report": (
+        "turn a saved result into HTML, Markdown, JUnit or a sheet",
+        "将保存的结果转换为 HTML、Markdown、JUnit 或表格",
+    ),
     "title.PA100": ("The command line or the call is wrong", "命令行或调用有误"),
     "title.PA110": ("A rule file or mapping row is wrong", "规则文件或映射条目有误"),
     "title.PA200": ("The dump cannot be used", "转储无法使用"),

@@ -15,9 +15,10 @@ from precision_align.reporting.columns import find_record, pack_records
 from precision_align.reporting.commands import list_commands, suggest_command
 from precision_align.reporting.languages import LANGUAGES, TEXTS, say, translate
 from precision_align.reporting.pages import build_policy, open_templates, read_asset, trust
-from precision_align.reporting.serialization import encode_curve
+from precision_align.reporting.serialization import encode_curve, encode_error_map
 from precision_align.reporting.visibility import list_modules, name_test
 from precision_align.reporting.wording import (
+    OWN_FIELDS,
     SEVERITY,
     compare_runs,
     count_statuses,
@@ -38,7 +39,31 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-SCRIPTS = ("texts", "records", "filters", "table", "detail", "tree", "curves", "walk", "page")
+SCRIPTS = (
+    "texts",
+    "records",
+    "filters",
+    "table",
+    "detail",
+    "tree",
+    "curves",
+    "layers",
+    "heat",
+    "histograms",
+    "errors",
+    "walk",
+    "page",
+)
+SHORTCUTS = (
+    ("/", "search"),
+    ("j k", "move"),
+    ("n p", "bad"),
+    ("o", "origin"),
+    ("l", "language"),
+    ("t", "theme"),
+    ("Esc", "escape"),
+    ("?", "help"),
+)
 SHOWN_METRICS = 6  # as many as the column beside them is long; the rest unfolds
 SHOWN_MODULES = 20  # of those in which an error could hide, the worst
 SHOWN_OTHERS = 50  # a run in which everything fails; the table has them all
@@ -150,6 +175,8 @@ _SCRIPT_TEXTS = (
     "metric.",
     "role.",
     "table.",
+    "map.",
+    "layers.",
     "root",
     "page.search",
     "page.copied",
@@ -166,6 +193,7 @@ def _pack_page(report: Findings) -> dict[str, Any]:
         "records": pack_records(report.records),
         "origin": find_record(report, report.first),
         "curves": [encode_curve(curve) for curve in report.curves],
+        "error_maps": [encode_error_map(found) for found in report.error_maps],
     }
 
 
@@ -189,10 +217,12 @@ def _describe(report: Findings) -> dict[str, Any]:
         "detectable": list_modules(report)[:SHOWN_MODULES],
         "total": total,
         "runs": [(name, left, right, both and left != right) for name, left, right in runs],
-        "differing": sum(left != right for _, left, right in runs) if both else 0,
+        "differing": sum(left != right and name not in OWN_FIELDS for name, left, right in runs) if both else 0,
+        "shortcuts": SHORTCUTS,
         "curves": [_describe_curve(curve) for curve in report.curves],
         "next_command": suggest_command(report),
         "commands": list_commands(report),
+        "maps": {found.key: place for place, found in enumerate(report.error_maps)},
         "printed": _choose_printed(report),
         "title": _name_runs(report),
     }

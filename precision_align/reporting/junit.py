@@ -10,15 +10,16 @@ from precision_align.core.terms import Status, Verdict
 from precision_align.reporting.wording import SEVERITY, name_scope, phrase_excess, phrase_verdict, quote
 
 SUITE = "precision-align"
-_FAILING = (Status.FAIL, Status.MISSING)
+_FAILING = (Status.FAIL, Status.MISSING)  # and whatever else is listed in the frontier: undeclared modes and the like
 _SHOWN = 20  # records quoted in one failure: enough to see the pattern, and CI pages stay readable
 
 
 def render_junit(report: Findings) -> str:
     """The report as one test suite.
 
-    A test case is a module in one phase; it fails where one of its records failed or is missing, is skipped where
-    nothing of it was judged, and passes otherwise. The case "verdict" fails unless the runs are aligned.
+    A test case is a module in one phase; it fails where one of its records failed, is missing or is a place of the
+    frontier, is skipped where nothing of it was judged, and passes otherwise. The case "verdict" fails unless the runs
+    are aligned.
     """
     groups = _group(report.records)
     suite = ElementTree.Element("testsuite", name=SUITE)
@@ -27,8 +28,10 @@ def render_junit(report: Findings) -> str:
         kind = "failure" if report.verdict == Verdict.DIVERGED else "error"
         found = ElementTree.SubElement(verdict, kind, message=phrase_verdict(report), type=str(report.verdict))
         found.text = _describe_place(report)
+    places = {found.key for found in report.frontier}
     for (scope, phase), records in groups.items():
-        _add_case(suite, scope, phase, records)
+        failing = [record for record in records if record.status in _FAILING or record.key in places]
+        _add_case(suite, scope, phase, records, failing)
     if report.notes:
         ElementTree.SubElement(suite, "system-out").text = "\n".join(quote(note) for note in report.notes)
     _count(suite)
@@ -45,9 +48,14 @@ def _group(records: Iterable[RecordResult]) -> dict[tuple[str, str], list[Record
     return groups
 
 
-def _add_case(suite: ElementTree.Element, scope: str, phase: str, records: Sequence[RecordResult]) -> None:
+def _add_case(
+    suite: ElementTree.Element,
+    scope: str,
+    phase: str,
+    records: Sequence[RecordResult],
+    failing: Sequence[RecordResult],
+) -> None:
     case = ElementTree.SubElement(suite, "testcase", classname=f"{SUITE}.{phase}", name=name_scope(scope))
-    failing = [record for record in records if record.status in _FAILING]
     if failing:
         worst = min(failing, key=lambda record: (SEVERITY.index(Status(record.status)), record.order))
         failure = ElementTree.SubElement(case, "failure", message=_describe(worst), type=str(worst.status))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from precision_align.reporting.commandtexts import COMMANDS
 from precision_align.reporting.comparisontexts import COMPARISONS
 from precision_align.reporting.dumptexts import DUMPS
+from precision_align.reporting.pagetexts import PAGES
 from precision_align.reporting.trainingtexts import TRAINING
 from precision_align.reporting.visibilitytexts import VISIBILITY
 
@@ -262,8 +263,8 @@ _PAGE = {
         "表格、模块树和曲线需要 JavaScript；其余内容均在本页。",
     ),
     "page.keys": (
-        "/ search · j k move · o origin · t theme · Esc clear",
-        "/ 搜索 · j k 移动 · o 首个偏离 · t 主题 · Esc 清除",
+        "/ search · j k move · n p next and previous that did not pass · o origin · ? all keys",
+        "/ 搜索 · j k 移动 · n p 下一条、上一条未通过 · o 首个偏离 · ? 全部按键",
     ),
     "page.made": ("Made by precision-align {version}", "由 precision-align {version} 生成"),
     "page.worst": ("Rows that did not pass (first {count})", "未通过的记录（前 {count} 条）"),
@@ -327,4 +328,4 @@ _TABLE = {
 }
 
 TEXTS: dict[str, tuple[str, str]] = {**_VERDICTS, **_TERMS, **_METRICS, **_HEADINGS, **_PAGE, **_TABLE, **COMMANDS}
-TEXTS.update({**COMPARISONS, **TRAINING, **VISIBILITY, **DUMPS})
+TEXTS.update({**COMPARISONS, **TRAINING, **VISIBILITY, **DUMPS, **PAGES})

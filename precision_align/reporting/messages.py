@@ -145,9 +145,21 @@ SENTENCES: Sequence[tuple[str, str]] = (
         "{path}：不是保存的报告；用 precision-align compare ... -o report.json 生成",
     ),
     (
-        "{path}: the suffix {suffix} names no form of report; use .json, .html, .md (Markdown), .xml (JUnit) or .csv "
-        "(the table)",
-        "{path}：后缀 {suffix} 不是报告格式；可用 .json、.html、.md、.xml（JUnit）或 .csv",
+        "{path}: the suffix {suffix} names no form of report; use .json, .html, .md (Markdown), .xml (JUnit), .csv or "
+        ".xlsx (the table)",
+        "{path}：后缀 {suffix} 不是报告格式；可用 .json、.html、.md、.xml（JUnit）、.csv 或 .xlsx（表格）",
+    ),
+    (
+        "{count} records are more than an Excel sheet holds; use .csv",
+        "{count} 条记录超出 Excel 工作表的容量；请用 .csv",
+    ),
+    (
+        "Excel sheets need openpyxl: pip install 'precision-align[xlsx]' (.csv needs nothing, and Excel reads it)",
+        "Excel 表格需要 openpyxl：pip install 'precision-align[xlsx]'（.csv 无需安装任何包，Excel 也能打开）",
+    ),
+    (
+        "report needs RESULT.json, or --schema",
+        "report 需要 RESULT.json，或 --schema",
     ),
     (
         "{path}: there is no folder {folder}; make it, or name another place",

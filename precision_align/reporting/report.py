@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,18 +13,12 @@ from typing import Any
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, SchemaTooNew, StorageFull, UsageError
 from precision_align.core.results import Curve, Divergence, Findings
-from precision_align.reporting.serialization import (
-    FORMAT,
-    SCHEMA_VERSION,
-    Malformed,
-    decode_findings,
-    decode_free,
-    encode_findings,
-    encode_free,
-)
+from precision_align.reporting.decoding import Malformed, decode_findings, decode_free
+from precision_align.reporting.serialization import FORMAT, SCHEMA_VERSION, encode_findings, encode_free
 from precision_align.reporting.visibility import encode_detectability
 
-_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv")
+SCHEMA = Path(__file__).parent / "schema" / "report.schema.json"
+_SUFFIXES = (".json", ".html", ".htm", ".md", ".xml", ".csv", ".xlsx")
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +31,8 @@ class Report(Findings):
 
     def __post_init__(self) -> None:
         # one form whoever built it, so that a report equals itself after a trip through JSON
-        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in ("records", "notes", "roots", "modules")}
+        names = ("records", "notes", "roots", "modules", "error_maps")
+        frozen: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
         frozen.update({name: decode_free(encode_free(getattr(self, name))) for name in ("reference", "candidate")})
         frozen["curves"] = tuple(_freeze_curve(curve) for curve in self.curves)
         frozen["first"] = None if self.first is None else _freeze_divergence(self.first)
@@ -73,22 +68,22 @@ class Report(Findings):
         return _decode(cls, _read_json(Path(path)), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the schema stands in :mod:`precision_align.reporting.serialization`."""
-        return encode_findings(self)
+        """Plain JSON values; their schema is ``reporting/schema/report.schema.json``."""
+        return _to_plain(self)
 
     def save(self, path: str | os.PathLike[str], *, language: str = "en") -> Path:
-        """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv.
+        """Write the report in the form its suffix names: .json, .html, .md (for an issue), .xml (JUnit), .csv, .xlsx.
 
         The file appears whole or not at all. Raises UsageError (unknown suffix, folder missing, no permission),
-        StorageFull, Unavailable (HTML without jinja2). Returns the path written.
+        StorageFull, Unavailable (HTML without jinja2, XLSX without openpyxl). Returns the path written.
         """
         target = check_target(path)
-        text = _render(self, target.suffix.lower(), language)
+        content = _render(self, target.suffix.lower(), language)
         with _writing(target):
             # one writer a name: two processes saving the same report must not share a half-written file
             draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
             try:
-                draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+                draft.write_bytes(content)
                 draft.replace(target)
             finally:
                 draft.unlink(missing_ok=True)
@@ -107,15 +102,21 @@ def _freeze_divergence(found: Divergence) -> Divergence:
     return replace(found, explanations=tuple(found.explanations), mapping=mapping)
 
 
+def _to_plain(report: Findings) -> dict[str, Any]:
+    return {**encode_findings(report), "detectability": encode_detectability(report)}
+
+
 def format_json(report: Findings) -> str:
-    """JSON with one record a line: fast to write, and fit for grep and diff. ASCII only."""
-    data = encode_findings(report)
-    records = data.pop("records")
-    data["detectability"] = encode_detectability(report)
+    """JSON with one record and one error map a line: fast to write, and fit for grep and diff. ASCII only."""
+    data = _to_plain(report)
+    long = {name: data.pop(name) for name in ("error_maps", "records")}
     head = json.dumps(data, indent=1, allow_nan=False)[:-2]
-    lines = ",\n".join("  " + json.dumps(record, allow_nan=False) for record in records)
-    body = f"[\n{lines}\n ]" if records else "[]"
-    return f'{head},\n "records": {body}\n}}\n'
+    return head + "".join(f',\n "{name}": {_list_lines(items)}' for name, items in long.items()) + "\n}\n"
+
+
+def _list_lines(items: Sequence[Any]) -> str:
+    lines = ",\n".join("  " + json.dumps(item, allow_nan=False) for item in items)
+    return f"[\n{lines}\n ]" if items else "[]"
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -124,7 +125,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() not in _SUFFIXES:
         raise UsageError(
             f"{target}: the suffix {target.suffix!r} names no form of report; "
-            "use .json, .html, .md (Markdown), .xml (JUnit) or .csv (the table)"
+            "use .json, .html, .md (Markdown), .xml (JUnit), .csv or .xlsx (the table)"
         )
     if target.is_dir():
         raise UsageError(f"{target} is a folder; name a file in it")
@@ -133,7 +134,15 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _render(report: Report, suffix: str, language: str) -> str:
+def _render(report: Report, suffix: str, language: str) -> bytes:
+    if suffix == ".xlsx":
+        from precision_align.reporting.sheets import render_xlsx
+
+        return render_xlsx(report)
+    return _render_text(report, suffix, language).encode("utf-8", "backslashreplace")
+
+
+def _render_text(report: Report, suffix: str, language: str) -> str:
     if suffix == ".json":
         return format_json(report)
     if suffix == ".md":

@@ -30,11 +30,10 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def quote(text: object) -> str:
     """Text from outside on one line, with control characters, bidi overrides and lone surrogates made visible."""
-    return "".join(character if _is_harmless(character) else _escape(character) for character in str(text))
-
-
-def _is_harmless(character: str) -> bool:
-    return character.isprintable() and character not in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    words = str(text)
+    if words.isprintable():  # bidi overrides are not
+        return words
+    return "".join(character if character.isprintable() else _escape(character) for character in words)
 
 
 def _escape(character: str) -> str:
@@ -287,10 +286,12 @@ def _read_case(case: Any) -> CaseLine:
 
 # one entry a module or a parameter: thousands, and seldom what differs
 _LISTS = ("modules", "aliases", "parameters")
+# what any two runs differ in, and what says nothing of the model: told last
+OWN_FIELDS = ("run", "created", "path", "command", "difference_kernel", "replay")
 
 
 def compare_runs(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(field, reference's value, candidate's value) of both run informations, in first-seen order.
+    """(field, reference's value, candidate's value) of both run informations: what differs first, the runs' own last.
 
     Nested fields are dotted; of module and parameter lists only their sizes and what differs are told.
     """
@@ -298,7 +299,7 @@ def compare_runs(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> 
     rows = [(name, left.get(name, ""), right.get(name, "")) for name in [*left, *(n for n in right if n not in left)]]
     for name in _LISTS:
         rows += _compare_lists(name, reference.get(name), candidate.get(name))
-    return rows
+    return sorted(rows, key=lambda row: (row[0] in OWN_FIELDS, row[1] == row[2]))
 
 
 def _compare_lists(name: str, reference: Any, candidate: Any) -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from precision_align.comparison.rules import Rules, load_rules
 from precision_align.comparison.walking import Progress
 from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavailable, UsageError
 from precision_align.core.results import Curve, Findings
-from precision_align.core.terms import Verdict
+from precision_align.core.terms import Role, Verdict
 from precision_align.divergence.locating import find_divergence
 from precision_align.divergence.ranks import name_ranks
 from precision_align.numerics.kernels import kernel_name
@@ -101,10 +101,11 @@ def compare(
     if merged is not None and theirs is not None:
         findings, ours = name_ranks(findings, engine, merged, theirs), merged
     report = finish(add_note(findings, lacking), theirs, ours, library)
+    code = name_code(replay)
     return replace(
         report,
         reference=name_path(report.reference, reference),
-        candidate=name_path(report.candidate, candidate),
+        candidate={**name_path(report.candidate, candidate), **({"replay": code} if code else {})},
     )
 
 
@@ -159,14 +160,19 @@ def name_path(information: Mapping[str, Any], side: Any) -> Mapping[str, Any]:
     return {**information, "path": os.fspath(side)} if isinstance(side, (str, os.PathLike)) else information
 
 
+def name_code(replay: Any) -> str:
+    """MODULE:NAME of the reference's code as ``--replay`` takes it; "" for what has no such name, a module at hand."""
+    module, name = getattr(replay, "__module__", ""), getattr(replay, "__qualname__", "")
+    return f"{module}:{name}" if module and name and module != "__main__" and "<" not in name else ""
+
+
 def finish(findings: Findings, reference: Dump | None, candidate: Dump, library: Any = None) -> Report:
     """Add run information, curves and the operator library's rows to what was found."""
     rows, notes = find_mappings({found.op for found in findings.frontier}, library)
     frontier = [replace(found, mapping=rows.get(found.op)) for found in findings.frontier]
     first = None if findings.first is None else replace(findings.first, mapping=rows.get(findings.first.op))
-    values = {
-        name: getattr(findings, name) for name in ("verdict", "records", "coverage", "roots", "interrupted", "modules")
-    }
+    names = ("verdict", "records", "coverage", "roots", "interrupted", "modules", "error_maps")
+    values = {name: getattr(findings, name) for name in names}
     curves = [] if reference is None else build_curves(reference, candidate)
     parted = note_curves(findings.verdict, curves)
     return Report(
@@ -202,8 +208,19 @@ def describe(dump: Dump) -> Mapping[str, Any]:
     """Run information of a dump as plain data."""
     information = asdict(dump.info)
     information["path"] = str(getattr(dump, "path", ""))
+    information["ranks"] = list(dump.ranks)
+    information["dtypes"] = list_dtypes(dump)
     information.pop("notes", None)
     return information
+
+
+def list_dtypes(dump: Dump) -> dict[str, list[str]]:
+    """Role -> the dtypes of its tensors, of parameters, gradients and outputs."""
+    found: dict[str, dict[str, None]] = {str(role): {} for role in (Role.PARAMETER, Role.OUTPUT, Role.GRADIENT)}
+    for record in dump.records:
+        if record.key.role in found:
+            found[record.key.role][record.dtype] = None
+    return {role: sorted(dtypes) for role, dtypes in found.items() if dtypes}
 
 
 def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:

@@ -11,11 +11,13 @@ from typing import Any
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.rules import Rules, load_rules
 from precision_align.core.errors import NothingCaptured, UsageError
+from precision_align.core.results import Divergence
 from precision_align.divergence.locating import find_divergence
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.memory import MemorySink
 from precision_align.workflows.comparing import add_note, finish, leave_out_empty
+from precision_align.workflows.curing import kept_state, try_cure
 
 Step = Callable[[Any, Any], Any]
 
@@ -38,13 +40,23 @@ def lockstep(
     candidate's own (on its device), default a copy. ``step(module, inputs)`` runs one training step, default
     one forward; ``optimizers``: (reference's, candidate's), then two steps are run unless ``steps`` says otherwise, so
     that the effect of the first update is seen. The reference's code is replayed on what the candidate recorded.
+    Where a module is blamed in the first forward, that forward is run once more with the reference's outputs in place
+    of the module's (the cure test), and a note says whether the model's outputs agree then.
 
     Nothing is written to disk. Raises UsageError for wrong arguments; what the modules raise passes through.
     """
-    sides = record_sides(
-        reference, candidate, inputs, candidate_inputs=candidate_inputs, step=step, optimizers=optimizers, steps=steps
-    )
-    return judge_sides(sides, reference, rules=rules, library=library)
+    _check(reference, candidate, optimizers)
+    spare = copy_inputs(inputs if candidate_inputs is None else candidate_inputs)
+    fed = {"candidate_inputs": candidate_inputs, "step": step, "optimizers": optimizers, "steps": steps}
+    with same_randomness() as rewind, kept_state(candidate) as restore:
+        sides = record_sides(reference, candidate, inputs, **fed)
+
+        def cure(engine: Engine, first: Divergence) -> str:
+            restore()
+            rewind()
+            return try_cure(engine, first, candidate, lambda: (step or call_module)(candidate, spare))
+
+        return judge_sides(sides, reference, rules=rules, library=library, cure=cure)
 
 
 def record_sides(
@@ -79,11 +91,22 @@ def record_sides(
     return dumps[0], dumps[1]
 
 
-def judge_sides(sides: tuple[Dump, Dump], reference: Any, *, rules: Any = None, library: Any = None) -> Report:
-    """The report on two recorded sides; ``reference``: the module that the first is of."""
+def judge_sides(
+    sides: tuple[Dump, Dump],
+    reference: Any,
+    *,
+    rules: Any = None,
+    library: Any = None,
+    cure: Callable[[Engine, Divergence], str] | None = None,
+) -> Report:
+    """The report on two recorded sides; ``reference``: the module that the first is of; ``cure``: tries the first
+    divergence on the candidate itself and says in a note what came of it."""
     known = rules if rules is None or isinstance(rules, Rules) else load_rules(rules)
     theirs, lacking = leave_out_empty(sides[0], reference)
-    findings = find_divergence(Engine(theirs, sides[1], replay=reference, rules=known), known)
+    engine = Engine(theirs, sides[1], replay=reference, rules=known)
+    findings = find_divergence(engine, known)
+    if findings.first is not None and cure is not None:
+        findings = add_note(findings, cure(engine, findings.first))
     return finish(add_note(findings, lacking), theirs, sides[1], library)
 
 

@@ -73,7 +73,7 @@ def test_version(command: Any) -> None:
         (["--lang", "fr", "show", "x"], "--lang takes en or zh, not 'fr'"),
         (["--lang"], "--lang takes en or zh"),
         (["--json"], "no verb is given"),
-        (["report"], "required: RESULT.json"),
+        (["report"], "report needs RESULT.json"),
         (["report", "x.json", "--jsn"], "Did you mean '--json'?"),
         (["report", "x.json", "y.json"], "unrecognized arguments: y.json"),
         (["report", "x.json", "--lang", "fr"], "choose from"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 
 
@@ -23,14 +24,27 @@ def test_shows_the_first_screen(command: Any, findings: ModuleType) -> None:
 
 def test_writes_every_form(command: Any, findings: ModuleType) -> None:
     path = findings.make_diverged().save(command.folder / "r.json")
-    outcome = command("report", path, "-o", "a.html", "-o", "a.md", "--output", "a.xml", "-o", "b.json")
+    outcome = command(
+        "report", path, "-o", "a.html", "-o", "a.md", "--output", "a.xml", "-o", "b.json", "-o", "a.csv", "-o", "a.xlsx"
+    )
     assert outcome.status == 0
-    assert outcome.err.splitlines() == [f"saved {name}" for name in ("a.html", "a.md", "a.xml", "b.json")]
+    assert outcome.err.splitlines() == [
+        f"saved {name}" for name in ("a.html", "a.md", "a.xml", "b.json", "a.csv", "a.xlsx")
+    ]
     folder = command.folder
     assert (folder / "a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (folder / "a.md").read_text(encoding="utf-8").startswith("## Diverged")
     assert ElementTree.parse(folder / "a.xml").getroot().tag == "testsuites"
     assert (folder / "b.json").read_bytes() == path.read_bytes()
+
+
+def test_schema_is_printed_and_fits(command: Any, findings: ModuleType) -> None:
+    outcome = command("report", "--schema")
+    assert (outcome.status, outcome.err) == (0, "")
+    schema = json.loads(outcome.out)
+    for make in (findings.make_diverged, findings.make_aligned, findings.make_empty, findings.make_hostile):
+        jsonschema.validate(make().to_dict(), schema, jsonschema.Draft202012Validator)
+    assert command("report").status == 2
 
 
 def test_json_is_the_saved_result(command: Any, findings: ModuleType) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from precision_align.core.dtypes import Array
 from precision_align.divergence.explanations import explain
+from precision_align.divergence.ranking import measure_level
 
 RNG = np.random.default_rng(7)
 GOLDEN = RNG.normal(size=(6, 8, 16))
@@ -62,7 +63,7 @@ FAULTS = {
 def test_the_fault_is_among_the_first_three(name: str) -> None:
     found = explain(FAULTS[name](GOLDEN) + NOISE * (name not in ("zeroed", "clamped")), GOLDEN, "float32")
     assert name in [item.name for item in found[:3]], found
-    assert found == sorted(found, key=lambda item: item.residual)
+    assert found == sorted(found, key=lambda item: measure_level(item.residual))
 
 
 @pytest.mark.parametrize(("change", "text"), [(tail, "the last 2 of dimension 2"), (token, "index 3 of dimension 1")])
@@ -90,3 +91,17 @@ def test_nonfinite_values_do_not_stand_in_the_way() -> None:
 @pytest.mark.parametrize("shape", [(), (1,), (0, 4)])
 def test_too_small_to_explain(shape: tuple[int, ...]) -> None:
     assert explain(np.ones(shape), np.zeros(shape), "float32") == []
+
+
+@pytest.mark.parametrize(("factor", "text"), [(4.0, "a constant, 4: "), (1 / 3, "a constant, 1/3: ")])
+def test_one_number_is_explained_by_whole_counts_alone(factor: float, text: str) -> None:
+    (found,) = explain(np.array(factor * 0.7), np.array(0.7), "float32")
+    assert text in found.text
+    assert explain(np.array(factor * 0.7004), np.array(0.7), "float32") == []
+
+
+def test_of_guesses_that_come_to_the_same_one_stays_and_names_the_other() -> None:
+    other = 1.01 * GOLDEN
+    found = explain(1.01 * GOLDEN + NOISE, GOLDEN, "float32", [("constant", "1.01 in `mul`", other)])
+    assert [item.name for item in found].count("constant") <= 1
+    assert found[0].name == "scaled"

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,13 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from drawing import IS_FULL, draw
 
 import precision_align as pa
 
 HERE = Path(__file__).parent
-# Cases that are still answered wrongly, with the reason. They are strict: one that comes right must leave this table.
-KNOWN: dict[str, str] = {}
-SEED = 0  # of the sample that CI runs
 
 
 def _load_cases() -> ModuleType:
@@ -100,10 +96,9 @@ def _pair_modes() -> Iterator[Any]:
 
     The two modes differ in storage alone. PRECISION_ALIGN_FULL=1 takes every case in both.
     """
-    full = os.environ.get("PRECISION_ALIGN_FULL") == "1"
-    drawn = CASES if full else sorted(random.Random(SEED).sample(CASES, len(CASES) // 3), key=lambda found: found.name)
+    drawn = draw(CASES, 1 / 3)
     for number, found in enumerate(drawn):
-        for mode in ("lockstep",) if number % 3 and not full else MODES:
+        for mode in ("lockstep",) if number % 3 and not IS_FULL else MODES:
             yield pytest.param(found, mode, id=f"{found.name}-{mode}")
 
 

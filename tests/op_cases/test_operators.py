@@ -1,14 +1,15 @@
 """Every operator of the library: golden function, cases, replacements and wrong variants hold together.
 
 One test an operator does all of it, so that what a case is judged by is computed once. Of a case's dtypes one is taken,
-in turn; all of them: ``precision-align case run``, ``precision-align case run --device simulated:none`` and
-``precision-align case prove``.
+in turn, and of the operators a third; PRECISION_ALIGN_FULL=1 takes all operators, and ``precision-align case run``,
+``precision-align case run --device simulated:none`` and ``precision-align case prove`` all dtypes.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from drawing import draw
 
 from precision_align.devices import simulated
 from precision_align.devices.selection import open_device
@@ -33,7 +34,7 @@ def describe(results: list[CaseResult]) -> list[str]:
     return [f"{r.name} {r.phase} {r.tensor}: {r.note} {dict(r.metrics)}" for r in results if r.status not in GOOD]
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", draw(OPERATORS, 1 / 3))
 def test_golden_replacements_and_wrong_variants(name: str) -> None:
     operator = load_operator(FOLDERS, name)
     assert list(find_disagreements(operator)) == [], "golden function against its second source"

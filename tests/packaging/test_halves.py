@@ -118,6 +118,7 @@ def test_wheel_holds_the_library_and_no_tests(wheel: Path) -> None:
     assert "precision_align/_bundled/golden/functions/rope.py" in names
     assert "precision_align.pth" in names  # beside the package, where Python looks for start-up files
     assert any(name.endswith((".html.j2", ".html")) for name in names if "templates" in name)
+    assert "precision_align/reporting/schema/report.schema.json" in names
     assert not [name for name in names if name.startswith(("tests", "docs", "reports"))]
 
 

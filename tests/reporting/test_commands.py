@@ -76,3 +76,16 @@ def test_no_command_names_a_dump_that_lies_nowhere(findings: ModuleType) -> None
         report = findings.make_diverged(candidate=nowhere, frontier=[], **changes)
         assert suggest_command(report) == ""
         assert list_commands(report) == []
+
+
+def test_commands_name_the_replayed_code_and_extract_only_what_is_there(findings: ModuleType) -> None:
+    candidate = {**findings.CANDIDATE, "replay": "train:build_model"}
+    compare, _, extract, _ = list_commands(findings.make_diverged(candidate=candidate))
+    assert compare == (
+        "precision-align compare runs/reference runs/candidate --replay train:build_model -o report.html"
+    )
+    assert extract.startswith("precision-align case extract runs/candidate 0/0/0/module/")
+    sketched = {**findings.CANDIDATE, "capture": {"payload": {"*": "sketch"}}}
+    parameter = findings.make_divergence(key="0/0/0/parameters/a/0/first//0/forward/parameter/weight")
+    for changes in ({"candidate": sketched}, {"first": parameter}):
+        assert not [text for text in list_commands(findings.make_diverged(**changes)) if " extract " in text]

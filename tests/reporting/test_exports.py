@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from types import ModuleType
 
+import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precision_align.core.terms import Status
+from precision_align.core.errors import Unavailable, UsageError
+from precision_align.core.terms import Kind, Status
+from precision_align.reporting import sheets
 from precision_align.reporting.junit import render_junit
 from precision_align.reporting.languages import say
 from precision_align.reporting.markdown import escape, render_markdown
@@ -43,6 +49,16 @@ def test_junit_missing_records_fail(findings: ModuleType) -> None:
     records = [findings.make_record("a", Status.MISSING), findings.make_record("a", Status.PASS, 1)]
     suite = ElementTree.fromstring(render_junit(findings.make_diverged(records=records)))[0]
     assert suite.find("testcase[@name='a']/failure") is not None
+
+
+def test_junit_fails_at_an_undeclared_mode_and_not_at_a_declared_one(findings: ModuleType) -> None:
+    records = [findings.make_record(name, Status.MODE, order) for order, name in enumerate(("undeclared", "declared"))]
+    found = findings.make_divergence("undeclared", kind=Kind.MODE, key=records[0].key)
+    suite = ElementTree.fromstring(
+        render_junit(findings.make_diverged(records=records, first=found, frontier=[found]))
+    )[0]
+    failed = [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
+    assert failed == ["verdict", "undeclared"]
 
 
 @given(st.text())
@@ -102,6 +118,35 @@ def test_csv_text_never_runs_as_a_formula(findings: ModuleType, text: str) -> No
     record = findings.make_record(text, Status.FAIL, op=text, note=text, path=text, metrics={text: -1.0})
     lines = list(csv.reader(io.StringIO(render_csv(findings.make_diverged(records=[record])).removeprefix("\ufeff"))))
     assert not [cell for line in lines for cell in line if cell.startswith(("=", "@", "+", "-")) and cell != "-1.0"]
+
+
+def test_workbook_is_the_table_and_no_text_is_a_formula(findings: ModuleType, tmp_path: Path) -> None:
+    texts = ["=1+1", "@SUM(A1)", "-2", "#N/A", "=cmd|' /C calc'!A0", "\x1b[31m", "plain"]
+    records = [
+        findings.make_record(text, Status.FAIL, op=text, note=text, metrics={"z": math.nan, "=a": math.inf, "b": 0.5})
+        for text in texts
+    ]
+    report = findings.make_diverged(records=records)
+    book = openpyxl.load_workbook(report.save(tmp_path / "r.xlsx"))
+    sheet = book.active
+    cells = [cell for row in sheet.iter_rows() for cell in row]
+    assert not {cell.data_type for cell in cells} & {"f", "e"}
+    head, *rows = ([cell.value for cell in row] for row in sheet.iter_rows())
+    assert [row[head.index("note")] for row in rows] == [*texts[:5], "\\x1b[31m", "plain"]
+    assert {(row[head.index("z")], row[head.index("=a")], row[head.index("b")]) for row in rows} == {
+        ("NaN", "Inf", 0.5)
+    }
+    assert head == next(csv.reader(io.StringIO(render_csv(report).removeprefix("\ufeff").replace("'=a", "=a"))))
+    assert (sheet.freeze_panes, sheet.auto_filter.ref.split(":")[0]) == ("A2", "A1")
+
+
+def test_workbook_says_what_it_lacks(findings: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheets, "_SHEET_ROWS", 100)
+    with pytest.raises(UsageError, match="176 records are more than an Excel sheet holds"):
+        sheets.render_xlsx(findings.make_diverged())
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(Unavailable, match=r"pip install 'precision-align\[xlsx\]'"):
+        sheets.render_xlsx(findings.make_diverged())
 
 
 @given(st.text())

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from precision_align.core.terms import Phase, Status
-from precision_align.reporting.report import Report
+from precision_align.core.terms import Status
 
 pytestmark = pytest.mark.browser
 
@@ -37,9 +36,17 @@ def is_in_view(page: Any, selector: str) -> bool:
     return inside
 
 
-@pytest.mark.parametrize("make", ["make_diverged", "make_aligned", "make_empty", "make_hostile"])
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("make", "width", "scheme"),
+    [
+        ("make_diverged", 1280, "light"),
+        ("make_diverged", 400, "dark"),
+        ("make_aligned", 1280, "dark"),
+        ("make_empty", 400, "light"),
+        ("make_hostile", 400, "light"),
+        ("make_hostile", 1280, "dark"),
+    ],
+)
 def test_every_report_opens_without_complaint(
     findings: ModuleType, open_report: Any, tmp_path: Path, make: str, width: int, scheme: str
 ) -> None:
@@ -180,6 +187,7 @@ def test_a_view_can_be_linked_to(findings: ModuleType, open_report: Any) -> None
     first.click(".line >> nth=1")
     hash_ = first.evaluate("location.hash")
     assert "status=fail" in hash_
+    assert "record=" in hash_
     second = open_report(findings.make_diverged(), hash_=hash_).page
     assert shown_count(second) == "2 of 176"
     assert second.locator(".line[aria-selected=true]").count() == 1
@@ -187,7 +195,7 @@ def test_a_view_can_be_linked_to(findings: ModuleType, open_report: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "hash_", ["#status=none&step=x&phase=up&sort=evil", "#key=%00", "#=", "#records", "#q=%3Cimg%3E"]
+    "hash_", ["#status=none&step=x&phase=up&sort=evil", "#record=%00", "#=", "#records", "#q=%3Cimg%3E"]
 )
 def test_strange_links_do_no_harm(findings: ModuleType, open_report: Any, hash_: str) -> None:
     page = open_report(findings.make_diverged(), hash_=hash_).page
@@ -237,8 +245,92 @@ def test_curves_are_drawn_with_nan_and_one_sided_steps(findings: ModuleType, ope
     curve = findings.make_curves(10)[0]
     broken = type(curve)("loss", curve.reference[:5], [*curve.candidate, (10, float("nan"))], 9, 0.03)
     page = open_report(findings.make_diverged(curves=[broken, type(curve)("grad_norm", [], [], None, 0.0)])).page
-    assert page.locator(".uplot").count() == 1
-    assert page.locator("figcaption").first.inner_text() == "loss: the two runs part at step 9, beyond a band of 0.03."
+    assert page.locator(".curve .uplot").count() == 1
+    assert (
+        page.locator("#curves figcaption").first.inner_text()
+        == "loss: the two runs part at step 9, beyond a band of 0.03."
+    )
+
+
+def read_pixel(page: Any, selector: str, across: float, down: float) -> list[int]:
+    """RGB of a canvas at a share of its width and height."""
+    pixel: list[int] = page.eval_on_selector(
+        selector,
+        """(canvas, [x, y]) => {
+           const copy = new OffscreenCanvas(1, 1).getContext("2d");
+           copy.drawImage(canvas, -Math.floor(x * canvas.width), -Math.floor(y * canvas.height));
+           return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }""",
+        [across, down],
+    )
+    return pixel
+
+
+def test_heat_map_shows_the_wrong_heads_in_both_themes(findings: ModuleType, open_report: Any) -> None:
+    page = open_report(findings.make_diverged()).page
+    heat = ".map-figures .heat canvas"
+    assert page.locator(".map-figures canvas").count() == 4  # cells, values, errors, the batch's profile
+    width = page.eval_on_selector(heat, "canvas => canvas.clientWidth")
+    head = (58 + (width - 68) * 3.5 / 12) / width  # the middle of head 3 of 12, between the axis and the margin
+    for _ in range(2):
+        right, wrong = read_pixel(page, heat, head, 0.2), read_pixel(page, heat, head, 0.7)
+        assert max(abs(a - b) for a, b in zip(right, wrong, strict=True)) > 60
+        page.keyboard.press("t")
+    assert "2 × 128 × 768" in page.get_attribute(heat, "aria-label")
+    words = page.inner_text(".map-lead")
+    assert "The largest error is Inf, at dimension 0: 1, dimension 1: 100–101, dimension 2: 492–503" in words
+    assert "1 element is not finite on one side." in words
+    page.hover(heat, position={"x": head * width, "y": 200})
+    assert re.match(r"\[\d+–\d+, \d+–\d+\] 1\.\d", page.get_attribute(heat, "title"))
+    page.keyboard.press("l")
+    assert page.inner_text(".map-lead").startswith("2 × 128 × 768：候选与其 float64 重放之比较。")
+
+
+def test_other_places_draw_their_map_when_opened(findings: ModuleType, open_report: Any) -> None:
+    report = findings.make_diverged()
+    keys = [found.key for found in report.frontier]
+    page = open_report(findings.make_diverged(error_maps=[findings.make_error_map(key) for key in keys])).page
+    assert page.locator(".other canvas").count() == 0
+    page.click(".other summary")
+    page.locator(".other .heat canvas").wait_for()
+
+
+def test_error_curves_name_the_module_and_lead_to_it(findings: ModuleType, open_report: Any) -> None:
+    page = open_report(findings.make_diverged()).page
+    page.locator("#layers .u-over").scroll_into_view_if_needed()
+    box = page.locator("#layers .u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 3 / 43, box["y"] + 40)
+    assert "transformer.h.0.attn · call 0" in page.inner_text("#layers .u-legend")
+    page.mouse.click(box["x"] + box["width"] * 3 / 43, box["y"] + 40)
+    assert "transformer.h.0.attn" in page.inner_text("#detail")
+    assert page.locator("#steps .uplot").is_visible()
+
+
+def test_keys_are_listed_under_a_question_mark(findings: ModuleType, open_report: Any) -> None:
+    page = open_report(findings.make_diverged()).page
+    page.keyboard.press("?")
+    assert "first divergence" in page.inner_text("#help")
+    page.keyboard.press("j")  # the list is open: keys are its own
+    page.keyboard.press("Escape")
+    assert page.locator("#help").is_hidden()
+    assert page.locator(".line[aria-selected=true]").count() == 0
+    page.keyboard.press("n")
+    assert page.locator(".line[aria-selected=true] .order").inner_text() == "3"
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    assert page.locator(".line[aria-selected=true] .order").inner_text() == "3"
+
+
+def test_every_control_has_a_name(findings: ModuleType, open_report: Any) -> None:
+    page = open_report(findings.make_diverged(), language="zh").page
+    nameless = page.eval_on_selector_all(
+        "button, select, input, canvas, [role=tree], [role=grid], [role=group], dialog",
+        """all => all.filter((e) => e.checkVisibility() && !(e.getAttribute("aria-label") || e.innerText
+           || e.labels?.length || document.getElementById(e.getAttribute("aria-labelledby"))))
+           .map((e) => e.outerHTML.slice(0, 80))""",
+    )
+    assert nameless == []
+    assert page.get_attribute("#phase", "aria-label") == "阶段"
 
 
 def test_runs_show_differences_first(findings: ModuleType, open_report: Any) -> None:
@@ -279,29 +371,8 @@ def test_dark_pages_print_on_white(findings: ModuleType, open_report: Any) -> No
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
-def make_large(findings: ModuleType, count: int) -> Report:
-    layers = 200
-    records = []
-    for order in range(count):
-        layer, part = order // 8 % layers, order % 8
-        status = Status.FAIL if order == 77_777 else Status.WARN if order % 997 == 0 else Status.PASS
-        records.append(
-            findings.make_record(
-                f"model.layers.{layer}.block.part_{part}",
-                status,
-                order,
-                step=order // (layers * 8),
-                phase=Phase.FORWARD if part < 4 else Phase.BACKWARD,
-                metrics={"z": 0.5 + (order % 89) / 100, "rho": 1.0 + order % 7 / 10, "rel_l2": 1e-7 * (order % 13)},
-            )
-        )
-    first = findings.make_divergence(records[77_777].scope, step=records[77_777].step, key=records[77_777].key)
-    report: Report = findings.make_diverged(records=records, first=first, frontier=[first])
-    return report
-
-
 def test_100_000_records_are_usable(findings: ModuleType, open_report: Any, tmp_path: Path) -> None:
-    report = make_large(findings, 100_000)
+    report = findings.make_large()
     page = open_report(report).page
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     print(f"first paint after {paint:.0f} ms")  # shown, not held to a limit: the machine is shared

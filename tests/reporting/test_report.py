@@ -159,6 +159,12 @@ def test_every_truncation_is_refused(findings: ModuleType, tmp_path: Path) -> No
             Report.load(cut)
 
 
+def test_a_report_of_schema_0_still_loads(findings: ModuleType) -> None:
+    data = findings.make_diverged().to_dict()
+    del data["error_maps"]
+    assert Report.from_dict({**data, "schema_version": 0}) == findings.make_diverged(error_maps=[])
+
+
 def test_newer_schema_says_upgrade(findings: ModuleType, tmp_path: Path) -> None:
     data = findings.make_aligned().to_dict()
     data["schema_version"] = serialization.SCHEMA_VERSION + 1
@@ -196,6 +202,9 @@ def put(data: dict[str, Any], value: Any, *place: Any) -> None:
         (("first", "explanations"), 3, "first"),
         (("coverage", "forward"), {"recorded": 1}, "coverage.forward"),
         (("curves", 0, "reference"), [[1]], r"curves\[0\]"),
+        (("error_maps", 0, "cells"), [["x"]], r"error_maps\[0\]: 'x' is not a number"),
+        (("error_maps", 0, "bounds"), [1.0], r"error_maps\[0\]"),
+        (("error_maps", 0, "profiles"), [{}], r"error_maps\[0\]: the field 'dimension' is missing"),
         (("notes",), [None], r"notes\[0\]: None is not text"),
         (("schema_version",), "0", "schema_version"),
         (("reference",), [], "reference"),
@@ -226,7 +235,7 @@ def test_full_disk_leaves_no_half_file(findings: ModuleType, tmp_path: Path, mon
         self.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fill)
+    monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(StorageFull, match="no space left"):
         findings.make_aligned().save(tmp_path / "r.json")
     assert list(tmp_path.iterdir()) == []

@@ -119,15 +119,26 @@ def test_worst_result_of_a_case_is_shown() -> None:
 
 
 def test_runs_are_compared_field_by_field() -> None:
-    left = {"device": "cuda", "versions": {"torch": "2.5"}, "modules": {f"m{n}": "Linear" for n in range(3000)}}
-    right = {"device": "npu", "versions": {"torch": "2.5", "cann": "8"}, "modules": {**left["modules"], "m7": "Other"}}  # type: ignore[dict-item]
+    left = {
+        "run": "a",
+        "device": "cuda",
+        "versions": {"torch": "2.5"},
+        "modules": {f"m{n}": "Linear" for n in range(3000)},
+    }
+    right = {
+        "run": "b",
+        "device": "npu",
+        "versions": {"torch": "2.5", "cann": "8"},
+        "modules": {**left["modules"], "m7": "Other"},
+    }  # type: ignore[dict-item]
     rows = compare_runs(left, right)
     assert rows == [
         ("device", "cuda", "npu"),
-        ("versions.torch", "2.5", "2.5"),
         ("versions.cann", "", "8"),
-        ("modules", "3000", "3000"),
         ("modules.m7", "Linear", "Other"),
+        ("versions.torch", "2.5", "2.5"),
+        ("modules", "3000", "3000"),
+        ("run", "a", "b"),
     ]
 
 

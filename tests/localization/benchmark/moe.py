@@ -131,27 +131,27 @@ def _add(
     add(fault.replace(":", "_"), "moe", build, first, sites, row=row, words=words, dtypes=dtypes, **more)
 
 
-for _fault, _row in (
-    ("sigmoid", "pilot"),
-    ("temperature", "pilot"),
-    ("no_bias", "25"),
-    ("second", "pilot"),
-    ("not_renormalised", "pilot"),
-    ("bit", "12"),
-    ("histogram", "11"),
+for _fault, _row, _words in (
+    ("sigmoid", "pilot", ("sigmoid instead",)),
+    ("temperature", "pilot", ("1.02 times",)),
+    ("no_bias", "25", ("term of `add`",)),
+    ("second", "pilot", ()),
+    ("not_renormalised", "pilot", ("factor of `div`",)),
+    ("bit", "12", ("index 17",)),
+    ("histogram", "11", ()),
 ):
-    _add(f"router:{_fault}", "moe.1.router", "module", _row)
-_add("balance:averaged", "moe.1.balance", "module", "50", ("scaled",))
-_add("balance:in_place", "moe.1.balance", "module", "51")
+    _add(f"router:{_fault}", "moe.1.router", "module", _row, _words)
+_add("balance:averaged", "moe.1.balance", "module", "50", ("1/2",))
+_add("balance:in_place", "moe.1.balance", "module", "51", ("constant, 2",))
 _add("balance:low_counts", "moe.1.balance", "module", "27", ("bfloat16",), dtypes=(FP32,))
-_add("expert:relu", "moe.1.experts.2", "inline", "pilot")
-for _fault, _row in (
-    ("capacity", "pilot"),
-    ("unweighted", "pilot"),
-    ("overwrites", "pilot"),
-    ("slot", "37"),
-    ("no_shared", "pilot"),
+_add("expert:relu", "moe.1.experts.2", "inline", "pilot", ("relu instead",))
+for _fault, _row, _words in (
+    ("capacity", "pilot", ()),
+    ("unweighted", "pilot", ("factor of `mul`",)),
+    ("overwrites", "pilot", ()),
+    ("slot", "37", ()),
+    ("no_shared", "pilot", ("term of `add`",)),
 ):
-    _add(f"layer:{_fault}", "moe.1", "inline", _row)
+    _add(f"layer:{_fault}", "moe.1", "inline", _row, _words)
 _add("layer:combine", "moe.1", "inline", "37", ("zero",), phase="backward")
 _add("router:zero", "moe.1.router", "module", "39", ("zero",), phase="backward")

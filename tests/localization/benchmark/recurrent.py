@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from localization_benchmark import BOTH, Setup, add
+from localization_benchmark import Setup, add
 from localization_cases.recurrent import GruByHand, Stock, Unrolled
 from torch import nn
 
@@ -59,18 +59,20 @@ class Last(nn.Module):
         return result[0][:, -1]
 
 
-def _unrolled(fault: str, first: str, sites: Any, call: int | None, phase: str = "forward", dtypes: Any = BOTH) -> None:
+def _unrolled(
+    fault: str, first: str, sites: Any, call: int | None, phase: str = "forward", words: tuple[str, ...] = ()
+) -> None:
     def build(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
         return make_unrolled(fault if faulty else "", seed, dtype)
 
-    add(fault.replace(":", "_"), "recurrent", build, first, sites, row="pilot", call=call, phase=phase, dtypes=dtypes)
+    add(fault.replace(":", "_"), "recurrent", build, first, sites, row="pilot", call=call, phase=phase, words=words)
 
 
 _unrolled("cell:gates", "cell", "inline", 0)
 _unrolled("cell:forget", "cell", "inline", None)
-_unrolled("cell:sigmoid", "cell", "inline", 0)
+_unrolled("cell:sigmoid", "cell", "inline", 0, words=("sigmoid instead",))
 _unrolled("loop:reversed", "", "inline", 0)
-_unrolled("loop:reset", "", "inline", 0)
+_unrolled("loop:reset", "", "inline", 0, words=("all zero",))
 _unrolled("loop:detached", "", "inline", 0, "backward")
 
 
@@ -100,4 +102,4 @@ def _decoder(faulty: bool, seed: int, dtype: torch.dtype) -> Setup:
     return Setup(Decoder(faulty).to(dtype), [[{"x": torch.randn(BATCH, LENGTH, D).to(dtype)}]])
 
 
-add("stale_state_at_length_one", "recurrent", _decoder, "cached", "inline", row="13", call=1)
+add("stale_state_at_length_one", "recurrent", _decoder, "cached", "inline", row="13", call=1, words=("all zero",))

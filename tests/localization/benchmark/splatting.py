@@ -22,14 +22,21 @@ def _add(fault: str, first: str, sites: Any = "module", words: tuple[str, ...] =
     add(fault.replace(":", "_"), "splatting", build, first, sites, row="3DGS", words=words, dtypes=(FP32,), **more)
 
 
+_WORDS = {
+    "center": ("shifted by a constant, -0.5",),
+    "no_blur": ("term of `add`",),
+    "radius": ("shifted by a constant, -1", "`ceil`"),
+    "clamp": ("`clamp_max`",),
+    "background": ("term of `add`",),
+}
 for _fault in ("center", "transposed", "no_blur", "radius"):
-    _add(f"project:{_fault}", "project")
+    _add(f"project:{_fault}", "project", words=_WORDS.get(_fault, ()))
 _add("sort:descending", "sort", words=("reversed",))
 _add("sort:half", "sort")
 for _fault in ("half_pixel", "clamp", "transmittance", "stops_early", "background"):
-    _add(f"blend:{_fault}", "blend")
-_add("colors:sign", "colors")
-_add("render:no_sigmoid", "", "inline")
+    _add(f"blend:{_fault}", "blend", words=_WORDS.get(_fault, ()))
+_add("colors:sign", "colors", words=("the sign of",))
+_add("render:no_sigmoid", "", "inline", ("`sigmoid`",))
 
 
 def make_loop(seed: int) -> Setup:

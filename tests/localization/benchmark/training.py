@@ -159,12 +159,41 @@ def _between(name: str, first: str, row: str, right: Any, wrong: Any, **more: An
     _add(name, first, more.pop("sites", ("optimizer", "inline")), row, build, **more)
 
 
-_between("tensor_parallel_copies_summed", "layers.1.attn.q", "43", None, scale_gradients("layers.1.attn", 2.0))
-_between("shared_norm_not_summed", "norm", "44", None, scale_gradients("norm.weight", 0.5), sites=("optimizer",))
-_between("expert_gradients_times_ranks", "layers.1.mlp.gate", "47", None, scale_gradients("layers.1.mlp", 4.0))
-_between("average_ignores_scale", "layers.0.mlp.gate", "49", None, scale_gradients("layers.0.mlp", 2.0))
-_between("bucket_not_reduced", "head", "54", None, scale_gradients("head", 0.5))
-_between("loss_scale_not_removed", "embed", "65", None, scale_gradients("", 2.0**15))
+_between(
+    "tensor_parallel_copies_summed",
+    "layers.1.attn.q",
+    "43",
+    None,
+    scale_gradients("layers.1.attn", 2.0),
+    words=("by a constant, 2:",),
+)
+_between(
+    "shared_norm_not_summed",
+    "norm",
+    "44",
+    None,
+    scale_gradients("norm.weight", 0.5),
+    sites=("optimizer",),
+    words=("by a constant, 1/2:",),
+)
+_between(
+    "expert_gradients_times_ranks",
+    "layers.1.mlp.gate",
+    "47",
+    None,
+    scale_gradients("layers.1.mlp", 4.0),
+    words=("by a constant, 4:",),
+)
+_between(
+    "average_ignores_scale",
+    "layers.0.mlp.gate",
+    "49",
+    None,
+    scale_gradients("layers.0.mlp", 2.0),
+    words=("by a constant, 2:",),
+)
+_between("bucket_not_reduced", "head", "54", None, scale_gradients("head", 0.5), words=("by a constant, 1/2:",))
+_between("loss_scale_not_removed", "embed", "65", None, scale_gradients("", 2.0**15), words=("by a constant, 32768",))
 _between("stale_placeholder_added", "", "41", None, add_placeholder, sites="inline", phase="backward")
 _between("norm_leaves_out_a_shard", "embed", "58", clip, lambda m: clip(m, "embed"))
 _between("norm_averaged_over_experts", "embed", "60", clip, clip_by_mean_of_norms)
@@ -196,7 +225,11 @@ for _fault in ("one_counter", "no_correction", "eps_inside"):
         "layers.0.norm1" if _fault == "one_counter" else "embed",
         "63",
         _fault,
-        words=("bias correction",) if "correction" in _fault else (),
+        words={
+            "one_counter": ("bias correction of step 2",),
+            "no_correction": ("no bias correction",),
+            "eps_inside": ("under the root",),
+        }[_fault],
     )
 for _fault in ("coupled_decay", "no_decay", "beta", "rate", "sign", "eps"):
     _hidden = {BF16: LOST} if _fault == "no_decay" else {}
@@ -206,7 +239,13 @@ for _fault in ("coupled_decay", "no_decay", "beta", "rate", "sign", "eps"):
         "pilot",
         _fault,
         hidden=_hidden,
-        words={"coupled_decay": ("decay",), "no_decay": ("decay",)}.get(_fault, ()),
+        words={
+            "coupled_decay": ("decay is coupled",),
+            "no_decay": ("no weight decay",),
+            "rate": ("learning rate",),
+            "sign": ("other way", "maximize"),
+            "eps": ("eps 1e-05",),
+        }.get(_fault, ()),
     )
 _optimizer("update_lost", "layers.0.attn.q", "64", "lost", only=3, words=("not updated",))
 _optimizer("update_into_a_copy", "layers.0.attn.o", "64", "copy", only=4, words=("not updated",))
@@ -221,7 +260,7 @@ def _stock(name: str, row: str, other: Callable[[Any], Any], **more: Any) -> Non
     _add(name, "embed", "optimizer", row, build, **more)
 
 
-_stock("rate_of_another_schedule", "pilot", lambda p: stock(p, lr=1.1e-2))
+_stock("rate_of_another_schedule", "pilot", lambda p: stock(p, lr=1.1e-2), words=("learning rate", "lr 0.011"))
 _stock("adam_instead_of_adamw", "pilot", lambda p: torch.optim.Adam(p, lr=RATE, weight_decay=DECAY), words=("decay",))
 _stock("decay_dropped", "pilot", lambda p: stock(p, weight_decay=0.0), words=("decay",), hidden={BF16: LOST})
 
@@ -266,12 +305,21 @@ _start(
     "24",
     lambda m: m.layers[0].mlp.down.weight.copy_(m.layers[0].mlp.down.weight.bfloat16()),
     dtypes=(FP32,),
+    words=("bfloat16",),
 )
-_start("final_norm_zero", "norm", "19", lambda m: m.norm.weight.zero_())
+_start("final_norm_zero", "norm", "19", lambda m: m.norm.weight.zero_(), words=("all zero",))
 _start("gate_and_up_split_wrongly", "layers.1.mlp.gate", "66", _swap)
-_start("zero_weights_written", "layers.0.attn.o", "66", lambda m: m.layers[0].attn.o.weight.zero_())
-_start("stale_weight", "layers.1.attn.v", "pilot", lambda m: m.layers[1].attn.v.weight.mul_(1.0 + 2.0**-6))
-_start("padding_row_not_zero", "embed", "10", lambda m: m.embed.weight[0].add_(1))
+_start(
+    "zero_weights_written", "layers.0.attn.o", "66", lambda m: m.layers[0].attn.o.weight.zero_(), words=("all zero",)
+)
+_start(
+    "stale_weight",
+    "layers.1.attn.v",
+    "pilot",
+    lambda m: m.layers[1].attn.v.weight.mul_(1 + 2.0**-6),
+    words=("scaled by a constant, 1.0156",),
+)
+_start("padding_row_not_zero", "embed", "10", lambda m: m.embed.weight[0].add_(1), words=("confined to index 0",))
 
 
 def _resume(name: str, first: str, change: Callable[[Any, nn.Module], None]) -> None:

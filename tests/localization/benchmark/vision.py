@@ -29,8 +29,14 @@ def _conv(
     add(f"{part.partition('_')[0]}_{fault}", "vision", build, first, row=row, words=words, dtypes=dtypes)
 
 
-for _fault in ("normalises_unbiased", "momentum", "eps", "stores_biased"):
-    _conv("norm_fault", _fault, "norm2", words=("scaled",) if _fault == "stores_biased" else ())
+_WORDS = {
+    "normalises_unbiased": ("biased against unbiased", "n - 1"),
+    "stores_biased": ("biased against unbiased", "n - 1"),
+    "momentum": ("0.9 instead of 0.1",),
+    "eps": ("eps 0.001",),
+}
+for _fault in _WORDS:
+    _conv("norm_fault", _fault, "norm2", words=_WORDS[_fault])
 for _fault in ("asymmetric_padding", "flipped", "channels"):
     _conv("conv_fault", _fault, "conv")
 _conv("conv_fault", "corner", "conv", "14", ("confined",))
@@ -46,9 +52,9 @@ def _vit(
     add(f"vit_{fault.replace(':', '_')}", "vision", build, first, sites, row=row, words=words, dtypes=dtypes)
 
 
-_vit("resize:corners", "resize", "module", "15")
+_vit("resize:corners", "resize", "module", "15", ("align_corners",))
 _vit("resize:nearest", "resize", "module", "15")
 
 _vit("patches:order", "patches", "inline")
 _vit("patches:cls", "patches", "inline")
-_vit("x:shuffle", "shuffle", "module")
+_vit("x:shuffle", "shuffle", "module", words=("permuted",))

@@ -1,6 +1,9 @@
 // Scalar series of both runs, with the noise band around the reference and the step where they part.
 const plots = [];
 const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+const AXIS = {
+  stroke: () => colorOf("muted"), grid: { stroke: () => colorOf("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif",
+};
 
 function joinSides(curve) {
   const sides = [new Map(curve.reference), new Map(curve.candidate)];
@@ -33,9 +36,8 @@ function paintBand(plot, curve, values, steps) {
   ctx.restore();
 }
 
-function paintOnset(plot, curve) {
-  if (curve.onset === null) return;
-  const { ctx, bbox } = plot, x = Math.round(plot.valToPos(curve.onset, "x", true)) + 0.5;
+function paintMark(plot, place, words) {
+  const { ctx, bbox } = plot, x = Math.round(plot.valToPos(place, "x", true)) + 0.5;
   const ratio = devicePixelRatio || 1;
   ctx.save();
   ctx.strokeStyle = ctx.fillStyle = colorOf("fail");
@@ -46,9 +48,9 @@ function paintOnset(plot, curve) {
   ctx.lineTo(x, bbox.top + bbox.height);
   ctx.stroke();
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-  const room = bbox.left + bbox.width - x > 110 * ratio;
+  const room = bbox.left + bbox.width - x > ctx.measureText(words).width + 8 * ratio;
   ctx.textAlign = room ? "left" : "right";
-  ctx.fillText(`${say("table.step")} ${curve.onset}: ${say("table.onset")}`, x + (room ? 6 : -6) * ratio, bbox.top + 14 * ratio);
+  ctx.fillText(words, x + (room ? 6 : -6) * ratio, bbox.top + 14 * ratio);
   ctx.restore();
 }
 
@@ -66,21 +68,30 @@ function paintBroken(plot, broken) {
 
 function makePlot(holder, curve) {
   const { steps, values, broken } = joinSides(curve);
-  const axis = { stroke: () => colorOf("muted"), grid: { stroke: () => colorOf("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
   const line = (label, color, width) => ({
     label, stroke: () => colorOf(color), width, spanGaps: true, points: { show: steps.length < 3 },
     value: (_, value) => (value === null ? "–" : formatNumber(value)),
   });
   const options = {
     width: holder.clientWidth, height: 260, scales: { x: { time: false } },
-    axes: [{ ...axis, incrs: WHOLE_STEPS }, { ...axis, size: 56 }],
+    axes: [{ ...AXIS, incrs: WHOLE_STEPS }, { ...AXIS, size: 56 }],
     series: [{ label: say("table.step") }, line(say("table.reference"), "muted", 1.5), line(say("table.candidate"), "accent", 2)],
     hooks: {
       drawClear: [(plot) => paintBand(plot, curve, values[0], steps)],
-      draw: [(plot) => { paintOnset(plot, curve); paintBroken(plot, broken); }],
+      draw: [(plot) => {
+        if (curve.onset !== null) paintMark(plot, curve.onset, `${say("table.step")} ${curve.onset}: ${say("table.onset")}`);
+        paintBroken(plot, broken);
+      }],
     },
   };
   return new uPlot(options, [steps, ...values], holder);
+}
+
+function keepPlot(plot) {
+  plots.push(plot);
+  plot.ctx.canvas.setAttribute("role", "img");
+  plot.ctx.canvas.setAttribute("aria-label", plot.root.closest("figure")?.querySelector("figcaption")?.innerText ?? "");
+  return plot;
 }
 
 function drawCurves() {
@@ -88,6 +99,6 @@ function drawCurves() {
   for (const holder of document.querySelectorAll(".curve")) {
     if (!holder.clientWidth) continue; // in the language that is not shown
     const curve = data.curves[Number(holder.dataset.curve)];
-    if (curve.reference.length || curve.candidate.length) plots.push(makePlot(holder, curve));
+    if (curve.reference.length || curve.candidate.length) keepPlot(makePlot(holder, curve));
   }
 }

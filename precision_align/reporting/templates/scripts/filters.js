@@ -42,7 +42,7 @@ function readAddress() {
   state.module = given.get("module") ?? "";
   if (columns.some(({ name }) => name === given.get("sort"))) state.sort = given.get("sort");
   state.down = given.get("down") === "1";
-  if (given.has("key")) state.selected = table.columns.key.indexOf(given.get("key"));
+  if (given.has("record")) state.selected = table.columns.key.indexOf(given.get("record"));
   return true;
 }
 
@@ -53,7 +53,7 @@ function writeAddress() {
   for (const name of ["phase", "step", "module"]) if (state[name] !== "") parts.set(name, state[name]);
   if (state.sort !== "order") parts.set("sort", state.sort);
   if (state.down) parts.set("down", "1");
-  if (state.selected >= 0) parts.set("key", cell.key(state.selected));
+  if (state.selected >= 0) parts.set("record", cell.key(state.selected));
   const hash = parts.toString();
   try { history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search); } catch { return; }
 }

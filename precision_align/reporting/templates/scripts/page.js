@@ -15,6 +15,13 @@ function drawAll() {
   drawWalk();
 }
 
+function drawFigures() {
+  drawCurves();
+  drawLayers();
+  drawSteps();
+  drawErrors();
+}
+
 function clearFilters() {
   const { selected, sort, down } = state;
   state = { ...initial(), selected, sort, down };
@@ -24,6 +31,9 @@ function clearFilters() {
 function drawControls() {
   const search = byId("search"), clear = byId("clear"), module = byId("module"), nothing = byId("nothing");
   search.placeholder = data.texts[root.dataset.lang]["page.search"];
+  search.setAttribute("aria-label", search.placeholder);
+  for (const [id, name] of [["phase", "phase"], ["step", "step"], ["states", "status"], ["tree", "scope"]]) byId(id).setAttribute("aria-label", say(`table.${name}`));
+  canvas.setAttribute("aria-label", canvas.previousElementSibling?.innerText ?? "");
   if (search.value !== state.text) search.value = state.text;
   fillSelect(byId("phase"), say("table.phases"), distinct("phase").map((index) => table.texts[index]), state.phase, (name) => say(`phase.short.${name}`));
   fillSelect(byId("step"), say("table.steps"), distinct("step").sort((a, b) => a - b).map(String), state.step, (step) => `${say("table.step")} ${step}`);
@@ -69,14 +79,14 @@ function switchTheme() {
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
   try { localStorage.setItem("precision-align.theme", root.dataset.theme); } catch { /* not kept, still switched */ }
   drawAll();
-  drawCurves();
+  drawFigures();
 }
 
 function switchLanguage() {
   root.dataset.lang = root.dataset.lang === "en" ? "zh" : "en";
   root.lang = root.dataset.lang;
   drawAll();
-  drawCurves();
+  drawFigures();
 }
 
 // ink on white, whatever the screen shows: canvases keep the colours they were drawn in
@@ -84,7 +94,7 @@ let screenTheme = root.dataset.theme;
 function printLight(printing) {
   if (printing) screenTheme = root.dataset.theme;
   root.dataset.theme = printing ? "light" : screenTheme;
-  drawCurves();
+  drawFigures();
 }
 
 async function copyText(button) {
@@ -99,6 +109,13 @@ async function copyText(button) {
   setTimeout(() => { button.innerHTML = label; }, 1500);
 }
 
+const shortcuts = {
+  "/": () => { byId("search").focus(); byId("search").select(); },
+  j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
+  n: () => moveToBad(1), p: () => moveToBad(-1),
+  o: showOrigin, t: switchTheme, l: switchLanguage, "?": () => byId("help").showModal(),
+  Escape: () => (state.selected >= 0 ? choose(-1) : clearFilters()),
+};
 let typing = 0;
 byId("search").addEventListener("input", (event) => {
   clearTimeout(typing);
@@ -117,6 +134,7 @@ byId("module").addEventListener("click", () => { state.module = ""; refresh(); }
 byId("clear").addEventListener("click", clearFilters);
 byId("origin")?.addEventListener("click", showOrigin);
 byId("theme").addEventListener("click", switchTheme);
+byId("help-open").addEventListener("click", shortcuts["?"]);
 byId("language").addEventListener("click", switchLanguage);
 byId("equal")?.addEventListener("change", (event) => byId("sides").classList.toggle("only-different", !event.target.checked));
 document.addEventListener("click", (event) => {
@@ -124,15 +142,9 @@ document.addEventListener("click", (event) => {
   if (button) copyText(button);
 });
 
-const shortcuts = {
-  "/": () => { byId("search").focus(); byId("search").select(); },
-  j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
-  o: showOrigin, t: switchTheme,
-  Escape: () => (state.selected >= 0 ? choose(-1) : clearFilters()),
-};
 document.addEventListener("keydown", (event) => {
   const field = event.target.closest("input, select, textarea");
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
   if (field && event.key === "Escape") { field.blur(); return; }
   const inGrid = byId("grid").contains(event.target);
   if (field || !shortcuts[event.key] || (event.key.startsWith("Arrow") && !inGrid)) return;
@@ -156,6 +168,7 @@ window.addEventListener("resize", () => {
     for (const plot of plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: 260 });
     drawRows();
     drawWalk();
+    drawErrors();
   }, 60);
 });
 
@@ -168,7 +181,7 @@ const linked = readAddress();
 layWalk();
 shown = select();
 drawAll();
-drawCurves();
+drawFigures();
 if (linked) {
   if (state.selected >= 0) { openTo(scopeOf(state.selected)); drawTree(); reveal(state.selected); }
   byId("records").scrollIntoView({ behavior: "instant" });

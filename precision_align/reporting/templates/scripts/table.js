@@ -68,6 +68,13 @@ function move(by) {
   choose(shown[next]);
 }
 
+function moveToBad(by) {
+  const isBad = (row) => cell.status(row) < ALARMING;
+  const now = shown.indexOf(state.selected), ahead = by > 0 ? shown.slice(now + 1) : shown.slice(0, Math.max(now, 0)).reverse();
+  const next = ahead.find(isBad);
+  if (next !== undefined) choose(next);
+}
+
 function choose(row) {
   state.selected = row;
   writeAddress();

@@ -73,7 +73,7 @@ function paintWalkPoints(paper, width, height) {
   const passes = [...walkOrder].sort((a, b) => cell.status(b) - cell.status(a)); // the worst on top
   for (const row of passes) {
     const excess = cell.excess(row);
-    const bad = cell.status(row) < ALARMING, extent = bad ? size * 1.6 : size;
+    const bad = cell.status(row) < ALARMING, extent = bad ? Math.max(size * 1.6, 5) : size; // one among 100,000 must be seen
     paper.globalAlpha = inside.has(row) ? (bad ? 1 : 0.75) : 0.08;
     paper.fillStyle = colors[cell.status(row)];
     const y = excess === null ? height - PAD.bottom : walkY(decade(excess), height);
