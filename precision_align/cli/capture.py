@@ -300,7 +300,9 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         print_log(f"error {NothingCaptured(f'nothing was captured: {missing}')}")
         return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
-    print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
+    print_log(
+        f"{arguments.output}: {records} tensor{'s' * (records != 1)} of a run of {steps} step{'s' * (steps != 1)}"
+    )
     if arguments.node_local:
         print_log(f"next: {join_command('collect', arguments.output, '-o', 'DUMP')}")
     else:
