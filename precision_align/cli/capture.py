@@ -357,9 +357,14 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         print_log(f"error {NothingCaptured(f'nothing was captured: {missing}')}")
         return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
-    print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
-    following = ("collect", arguments.output, "-o", "DUMP") if arguments.node_local else ("show", arguments.output)
-    print_log(f"next: {join_command(*following)}")
+    print_log(
+        f"{arguments.output}: {records} tensor{'s' * (records != 1)} of a run of {steps} step{'s' * (steps != 1)}"
+    )
+    if arguments.node_local:
+        print_log(f"next: {join_command('collect', arguments.output, '-o', 'DUMP')}")
+    else:
+        both = join_command("compare", "REFERENCE", "CANDIDATE")
+        print_log(f"next: {join_command('show', arguments.output)}, or {both} once both sides are recorded")
     report_start(recorder, arguments)
     if arguments.json:
         counts = {"steps": recorder.num_steps, "records": recorder.num_records}

@@ -70,11 +70,13 @@ def test_overwrite_leaves_nothing_of_the_old_run(tmp_path: Path, make_info: Any,
     for rank in range(3):
         record_steps(tmp_path / "d", make_info(world=3, rank=rank), range(5))
     (tmp_path / "d" / "rank00000" / "step00000009-00000009.part000.h5.tmp").write_bytes(b"half")
+    (tmp_path / "d" / "rank00000" / "step00000000.certificate").write_bytes(b"of the old calls")
     record_steps(tmp_path / "d", make_info(run="run-2"), range(1), 2.0, overwrite=True)
     with open_dump(tmp_path / "d") as dump:
         assert dump.info.run == "run-2"
         assert (dump.steps, dump.ranks, dump.notes) == ([0], [0], [])
         assert [point.value for point in dump.series] == [2.0]
+    assert not [*(tmp_path / "d").rglob("*.certificate")]
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "rank00000/model.pt", "rank00000/step1.h5", "src/a.py", "rank1"])
