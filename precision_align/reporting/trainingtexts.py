@@ -17,6 +17,7 @@ _HEALTH = {
         "{count} 类问题，最早在第 {step} 步：{first}",
     ),
     "health.faults": ("Faults", "问题"),
+    "health.consequences": ("What follows from these", "由上述问题引起"),
     "health.remarks": ("Remarks", "提示"),
     "health.checked": ("Checked", "已检查"),
     "health.checked.lead": ("A check with 0 had nothing to look at.", "数量为 0 的检查没有可看的内容。"),

@@ -14,6 +14,7 @@ from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.storage.files import PartFile
 from precision_align.storage.handles import Handles
 from precision_align.storage.lazies import LazyRecords
+from precision_align.storage.restarts import describe_restarts
 from precision_align.storage.runs import Run
 from precision_align.storage.series import merge_points
 from precision_align.storage.views import DumpView
@@ -87,6 +88,11 @@ class FolderDump(DumpView):
         """All tensors, ordered by rank, step and sequence number."""
         return self._records
 
+    @property
+    def losses(self) -> Sequence[str]:
+        """Of what was recorded, what is not here: files unreadable, missing or unfinished, a run that did not end."""
+        return [*self._losses, *(note for rank in self._ranks for note in rank.notes)]
+
     @cached_property
     def calls(self) -> Sequence[Call]:
         """All calls, ordered by rank, step and exit."""
@@ -105,6 +111,7 @@ class FolderDump(DumpView):
         notes = [*self._notes]
         for rank, info in zip(self._ranks, self.infos):
             notes += [*rank.notes, *rank.remarks, *info.notes, *(note for part in rank.parts for note in part.notes)]
+        notes += describe_restarts({rank.info.rank: rank.parts for rank in self._ranks})
         return list(dict.fromkeys(notes))
 
     @cached_property

@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, SchemaTooNew, UsageError
-from precision_align.storage.blobs import require_room
+from precision_align.storage.blobs import is_disk_full, require_room
 from precision_align.storage.handles import create_file
+from precision_align.storage.meters import Meter, Progress
 
 MANIFEST = "manifest.json"
 FORMAT = "precision-align volumes"
@@ -28,6 +30,7 @@ UNPACKING = ".unpacking"
 _STATE = "applied.json"
 _BLOCK = 1 << 20
 _SUFFIX = ".tmp"
+_VOLUME = re.compile(rf"volume\d{{5,}}\.pav({re.escape(_SUFFIX)})?")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise DumpDamaged(f"{path} cannot be read ({error}): bring it again") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise DumpForeign(f"{path} is not of `precision-align pack`")
-    if int(content.get("version", 0)) > VERSION:
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
         raise SchemaTooNew(f"{path} was written by a newer precision-align: upgrade")
     if content.pop("digest", None) != _digest({"format": FORMAT, **content}):
         raise DumpDamaged(f"{path} was changed on its way: bring it again")
@@ -163,18 +167,21 @@ class _Volume:
         return piece, self._file is not None
 
 
-def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes: int) -> tuple[Manifest, Outcome]:
+def write_volumes(
+    files: Sequence[tuple[str, Path]], folder: Path, volume_bytes: int, progress: Progress | None = None
+) -> tuple[Manifest, Outcome]:
     """Write (name, path) of files into volumes and a manifest; volumes that are there and right stay.
 
-    Raises UsageError where the folder holds other files or another pack, OSError where the disk is full.
+    ``progress``: told (MiB done, MiB in all). Raises UsageError where the folder holds other files or another pack,
+    OSError where the disk is full.
     """
     pieces = tuple(Piece(name, path.stat().st_size) for name, path in files)
     manifest = Manifest(volume_bytes, pieces)
     before = _check_target(folder, manifest)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     there = sum(path.stat().st_size for path in folder.glob("volume*.pav"))
     require_room(folder, max(0, manifest.nbytes - there))
-    whole, outcome = hashlib.sha256(), Outcome([], [])
+    whole, outcome, meter = hashlib.sha256(), Outcome([], []), Meter(progress, manifest.nbytes)
     hashed: list[Piece] = []
     volumes: list[Piece] = []
     volume = _Volume(folder, 1)
@@ -189,6 +196,7 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
         for block in _read_blocks(path, piece.nbytes):
             hasher.update(block)
             whole.update(block)
+            meter.add(len(block))
             while block:
                 if volume.nbytes == volume_bytes:
                     close_volume()
@@ -198,12 +206,20 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
                 block = block[len(taken) :]
         hashed.append(replace(piece, sha256=hasher.hexdigest()))
     close_volume()
+    _remove_others(folder, {piece.name for piece in volumes})
     manifest = Manifest(volume_bytes, tuple(hashed), tuple(volumes), whole.hexdigest())
     temporary = folder / (MANIFEST + _SUFFIX)
     with os.fdopen(create_file(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="ascii") as file:
         file.write(manifest.encode())
     temporary.replace(folder / MANIFEST)
     return manifest, outcome
+
+
+def _remove_others(folder: Path, names: Collection[str]) -> None:
+    """Volumes of a pack that was interrupted here before: they may hold what this one leaves out."""
+    for path in folder.iterdir():
+        if _VOLUME.fullmatch(path.name) and path.name not in names:
+            path.unlink()
 
 
 def _read_blocks(path: Path, nbytes: int) -> Iterator[bytes]:
@@ -233,7 +249,7 @@ def _check_target(folder: Path, wanted: Manifest) -> Manifest | None:
     return before
 
 
-def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str] = ()) -> dict[str, str]:
+def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str], meter: Meter) -> dict[str, str]:
     """Name of a volume -> "missing" or "damaged"; those already ``applied`` need not be there."""
     found = {}
     for piece in manifest.volumes:
@@ -242,44 +258,61 @@ def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str] = ()) 
             continue
         if not path.is_file():
             found[piece.name] = "missing"
-        elif path.stat().st_size != piece.nbytes or _hash_file(path) != piece.sha256:
+        elif path.stat().st_size != piece.nbytes or _hash_file(path, meter) != piece.sha256:
             found[piece.name] = "damaged"
     return found
 
 
-def _hash_file(path: Path) -> str:
+def _hash_file(path: Path, meter: Meter) -> str:
     hasher = hashlib.sha256()
     for block in _read_blocks(path, path.stat().st_size):
         hasher.update(block)
+        meter.add(len(block))
     return hasher.hexdigest()
 
 
-def read_volumes(folder: Path, target: Path) -> Manifest:
-    """Put the files of a pack together in ``target``.
+def make_folder(folder: Path) -> None:
+    """Make it and those above. Raises UsageError where that cannot be, OSError where the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise UsageError(f"{folder} cannot be made ({error.strerror}): choose another folder") from error
+
+
+def read_volumes(folder: Path, target: Path, progress: Progress | None = None) -> Manifest:
+    """Put the files of a pack together in ``target``; ``progress``: told (MiB read or written, MiB in all).
 
     Volumes that have come are used at once, and are not needed again; raises DumpDamaged, naming them, where others
     are missing or damaged: bring those, and call it again. Raises UsageError where the target holds anything else.
     """
     manifest = read_manifest(folder)
     place = target / UNPACKING
-    if target.exists() and (not target.is_dir() or any(path.name != UNPACKING for path in target.iterdir())):
+    begun = place.is_dir()  # then files of the pack may already be where they belong
+    mine = {UNPACKING, *(PurePosixPath(file.name).parts[0] for file in manifest.files if begun)}
+    if target.exists() and (not target.is_dir() or any(path.name not in mine for path in target.iterdir())):
         raise UsageError(f"{target} is not empty: choose another folder")
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     applied = _read_applied(place, manifest)
-    trouble = find_trouble(folder, manifest, applied)
+    meter = Meter(progress, 3 * manifest.nbytes)  # volumes are hashed, copied, and the files hashed
+    trouble = find_trouble(folder, manifest, applied, meter)
     require_room(target, manifest.nbytes * (len(manifest.volumes) - len(applied)) // len(manifest.volumes))
     for number, piece in enumerate(manifest.volumes):
         if piece.name not in applied and piece.name not in trouble:
             _apply(folder / piece.name, number * manifest.volume_bytes, manifest, place)
+            meter.add(piece.nbytes)
             applied.append(piece.name)
-            (place / _STATE).write_text(json.dumps({"sha256": manifest.sha256, "applied": applied}), "ascii")
+            temporary = place / (_STATE + _SUFFIX)
+            temporary.write_text(json.dumps({"sha256": manifest.sha256, "applied": applied}), "ascii")
+            temporary.replace(place / _STATE)
     if trouble:
         listed = ", ".join(f"{name} ({what})" for name, what in trouble.items())
         raise DumpDamaged(
             f"{len(applied)} of {len(manifest.volumes)} volumes are unpacked; not {listed}: bring these again, and "
             "give the same command"
         )
-    _finish(manifest, place, target)
+    _finish(manifest, place, target, meter)
     return manifest
 
 
@@ -316,22 +349,30 @@ def _copy_part(source: IO[bytes], nbytes: int, path: Path, where: int) -> None:
             nbytes -= len(block)
 
 
-def _finish(manifest: Manifest, place: Path, target: Path) -> None:
+def _finish(manifest: Manifest, place: Path, target: Path, meter: Meter) -> None:
     whole = hashlib.sha256()
     for piece in manifest.files:
-        path = place / "files" / piece.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():  # an empty file lies in no volume
+        path = _find_part(piece.name, place, target)
+        if not path.exists() and not piece.nbytes:  # an empty file lies in no volume
+            path.parent.mkdir(parents=True, exist_ok=True)
             os.close(create_file(path))
         hasher = hashlib.sha256()
         for block in _read_blocks(path, piece.nbytes):
             hasher.update(block)
             whole.update(block)
+            meter.add(len(block))
         if hasher.hexdigest() != piece.sha256:
             shutil.rmtree(place)
             raise DumpDamaged(f"{piece.name} does not fit its hash, though its volumes did: give the command again")
     if whole.hexdigest() != manifest.sha256:
         raise DumpDamaged("the whole does not fit its hash, though its files do: the manifest was not made by `pack`")
-    for path in sorted((place / "files").iterdir()):
+    unpacked = place / "files"
+    for path in sorted(unpacked.iterdir() if unpacked.is_dir() else ()):
         path.replace(target / path.name)
     shutil.rmtree(place)
+
+
+def _find_part(name: str, place: Path, target: Path) -> Path:
+    """A file of the pack; an interruption at the very end left some of them where they belong."""
+    moved = target / name
+    return moved if (target / PurePosixPath(name).parts[0]).exists() else place / "files" / name

@@ -84,6 +84,9 @@ def compare(
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
     theirs, lacking = leave_out_empty(theirs, replay)
     further, theirs_further = ([take_side(side, naming) for side in sides] for sides in (again, reference_again))
+    _require_further(further, ours, theirs, "the candidate")
+    if theirs is not None:
+        _require_further(theirs_further, theirs, ours, "the reference")
     merged = merge_ranks(theirs, ours, layout)
     engine = Engine(
         theirs,
@@ -107,6 +110,21 @@ def compare(
         reference=name_path(report.reference, reference),
         candidate={**name_path(report.candidate, candidate), **({"replay": code} if code else {})},
     )
+
+
+def _require_further(further: Sequence[Dump], own: Dump, other: Dump | None, name: str) -> None:
+    """Raises UsageError where a further run is the run itself, which shows nothing, or one of the other side, whose
+    differences would pass for noise.
+    """
+    for dump in further:
+        for known, what in ((own, "that run itself"), (other, "the other side's")):
+            if known is not None and _session(dump) and _session(dump) == _session(known):
+                raise UsageError(f"a further run of {name} is {what}: record {name} once more, on the same data")
+
+
+def _session(dump: Dump) -> tuple[str, str] | None:
+    """What is unique to one capture session; None of files of another tool."""
+    return (dump.info.run, dump.info.created) if dump.info.created else None
 
 
 def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> MergedDump | None:
@@ -177,7 +195,7 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     parted = note_curves(findings.verdict, curves)
     return Report(
         **values,
-        notes=[*parted, *findings.notes, *notes],
+        notes=[*parted, *note_swaps(reference, candidate), *findings.notes, *notes],
         first=first,
         frontier=frontier,
         reference={} if reference is None else describe(reference),
@@ -236,6 +254,17 @@ def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())
     return sorted(curves, key=lambda curve: curve.name != "loss")
+
+
+def note_swaps(reference: Dump | None, candidate: Dump) -> list[str]:
+    """What was executed in another way on purpose: the verdict is of the run as it was with that."""
+    sides = {"reference": reference, "candidate": candidate}
+    found = {name: dump.info.capture.get("swapped") for name, dump in sides.items() if dump is not None}
+    return [
+        f"the {name} was recorded with swaps: {', '.join(f'{swap} ({count} calls)' for swap, count in swapped.items())}"
+        for name, swapped in found.items()
+        if swapped
+    ]
 
 
 def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:
