@@ -27,7 +27,7 @@ def expect_status(line: str) -> int:
     words = shlex.split(line, comments=True)
     if words[0] != "precision-align":
         return 0
-    alike = {"--shard", "--code", "runs/hf", "runs/commit"} & {*words}
+    alike = {"--shard", "--code", "runs/hf", "runs/commit", "runs/swapped"} & {*words}
     return int((words[1] in DIVERGES and not alike) or "--rules" in words)
 
 

@@ -41,7 +41,8 @@ def check_health(
     if not facts.dump.records:
         raise NothingInCommon(f"{_name(dump)} holds no record of a tensor: there is nothing to check; record it again")
     groups = Groups(facts.dump)
-    findings = _check_run(facts, groups, replicas, progress)
+    families = Families(facts, groups)
+    findings = _check_run(facts, groups, families, replicas, progress)
     costs = measure_costs(facts)
     if reference is not None:
         other = gather_facts(_open(reference))
@@ -61,11 +62,11 @@ def check_health(
 def _check_run(
     facts: Facts,
     groups: Groups,
+    families: Families,
     replicas: Sequence[Sequence[int]] | None,
     progress: Callable[[int, int], None],
 ) -> list[Finding]:
     """What one run shows by itself."""
-    families = Families(facts, groups)
     reduced = list[Finding](check_reductions(facts, groups, families, replicas))
     explained = {finding.place for finding in reduced}
     checks: tuple[Iterable[Finding], ...] = (
