@@ -290,6 +290,7 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         print_log(
             "nothing was recorded: the script called no torch module with parameters"
             + (f", or {arguments.model} did not exist when one was called" if arguments.model else "")
+            + "; processes that it starts are recorded with `capture -o DUMP -- python train.py`"
         )
         return status or NOT_CAPTURED
     for note in recorder.notes:

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precision_align.cli.output import print_json, print_text
+from precision_align.cli.output import print_json, print_log, print_text
 from precision_align.core.errors import UsageError
 from precision_align.core.ranges import parse_numbers
 from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
+from precision_align.reporting.messages import translate_message
 from precision_align.storage.settings import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0; 2 where the folder is taken, 3 where a dump cannot be read or the disk is full."""
-    from precision_align.storage.packing import measure_pack, pack
+    from precision_align.storage.packing import find_losses, measure_pack, pack
     from precision_align.storage.volumes import count_volumes
 
     volume_bytes = parse_size(arguments.volume)
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("-o DIR names the folder of the volumes")
     request = _read_request(arguments)
     sizes = measure_pack(request)
+    for loss in find_losses(request):
+        print_log(f"note: {translate_message(loss, arguments.lang)}")
     total = sum(nbytes for _, nbytes in sizes)
     volumes = count_volumes(total, volume_bytes)
     lines = [f"{name or arguments.dumps[0]}: {format_size(nbytes)}" for name, nbytes in sizes]

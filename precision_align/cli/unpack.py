@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from precision_align.cli.output import print_json, print_text
 from precision_align.reporting.commands import join_command
@@ -27,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"dump": arguments.output, "files": len(manifest.files), "bytes": manifest.nbytes})
         return 0
+    # one of several dumps lies in a folder of its own: DUMP/rank00000/file
+    dump = Path(arguments.output, *PurePosixPath(manifest.files[0].name if manifest.files else "").parts[:-2])
     size, files = format_size(manifest.nbytes), len(manifest.files)
     print_text(say(arguments.lang, "unpack.done", files=files, size=size, dump=arguments.output))
-    print_text(say(arguments.lang, "unpack.next", command=join_command("show", arguments.output)))
+    print_text(say(arguments.lang, "unpack.next", command=join_command("show", str(dump))))
     return 0

@@ -26,7 +26,13 @@ from precision_align.comparison.fused import judge_fused
 from precision_align.comparison.inputs import judge_inputs
 from precision_align.comparison.journals import Journal
 from precision_align.comparison.operations import OperationJudge
-from precision_align.comparison.presence import check_common, find_interruptions, note_further, rows_missing
+from precision_align.comparison.presence import (
+    check_common,
+    find_interruptions,
+    note_further,
+    note_idle,
+    rows_missing,
+)
 from precision_align.comparison.raw import RawComparer
 from precision_align.comparison.recomputation import RecomputationJudge
 from precision_align.comparison.recomputing import Recomputer
@@ -241,6 +247,7 @@ class Engine:
             if side is None:
                 continue
             notes += [f"{name}: {note}" for note in side.dump.notes]
+            notes += note_idle(name, side)
             if side.recomputed:
                 notes.append(
                     f"{name}: {side.recomputed} recomputed calls (activation checkpointing); those of the candidate "

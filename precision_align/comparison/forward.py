@@ -23,6 +23,7 @@ from precision_align.comparison.rows import (
     row_from_raw,
     shorten,
 )
+from precision_align.core.dtypes import dtype_of
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import RecordResult
 from precision_align.core.terms import Phase, Site, Status
@@ -56,7 +57,7 @@ class ForwardJudge:
         targets = list(self._list_targets(node))
         if not targets:
             return []
-        lacking = [*self._judge_structure(node), *self._judge_arguments(node)]
+        lacking = [*self._judge_structure(node), *self._judge_arguments(node), *self._judge_updates(node)]
         if not lacking and self._sources_equal(node) and all(self._gap(target).equal for _, target in targets):
             return [
                 make_row(record, self._blame(node, child), Status.PASS, "hash", note="bit-equal, as are its inputs")
@@ -108,6 +109,24 @@ class ForwardJudge:
             rows.append(make_row(theirs[lost[0]], self._blame(node, index), Status.WARN, "structure", note=note))
         return rows
 
+    def _judge_updates(self, node: Node) -> Iterator[RecordResult]:
+        """A row for every buffer that the reference's call changes, beyond rounding, and the candidate's leaves alone.
+
+        Where what they are fed differs, leaving it alone may be a decision on it: a warning.
+        """
+        partner = self._alignment.pairs.get(node)
+        if partner is None or node.call.error or partner.call.error:
+            return
+        for path, changed in partner.buffers.items():
+            moment, _, name = path.partition(".")
+            left = node.buffers.get(f"before.{name}")
+            if moment != "after" or path in node.buffers or left is None or self._raw.gap(left, changed).close:
+                continue
+            fed = self._pair_records([*node.inputs.values(), left])
+            status = Status.FAIL if self._raw.are_close(fed) else Status.WARN
+            note = f"buffer {name} is not updated: the reference's call changes it, the candidate's leaves it as it was"
+            yield make_row(left, self._blame(node, -1), status, "structure", note=note, order=node.call.exit)
+
     def list_results(self, node: Node) -> Iterator[Pair]:
         """What a call's own code made, with partners."""
         return ((record, self.find_partner(record)) for _, record in self._list_targets(node))
@@ -129,6 +148,11 @@ class ForwardJudge:
     def _judge_target(
         self, node: Node, child: int, record: TensorRecord, verdicts: Verdicts, reason: str
     ) -> RecordResult:
+        return self._judge_bits(node, record, self._judge_value(node, child, record, verdicts, reason))
+
+    def _judge_value(
+        self, node: Node, child: int, record: TensorRecord, verdicts: Verdicts, reason: str
+    ) -> RecordResult:
         blame, gap = self._blame(node, child), self._gap(record)
         found = verdicts.get((child, record.key.path))
         if found is not None and found[0].status != Status.INCONCLUSIVE:
@@ -141,6 +165,32 @@ class ForwardJudge:
             note = "a random mask that differs: generators of different devices never match"
             return make_row(record, blame, Status.RANDOM, "raw", metrics=gap.metrics, note=note)
         return row_from_raw(record, blame, gap, self._measure_sources(node, record.order), why)
+
+    def _judge_bits(self, node: Node, record: TensorRecord, row: RecordResult) -> RecordResult:
+        """A result in fewer bits than the reference's is no pass, unless what it is computed from came in fewer bits.
+
+        A call is replayed under its own autocast, so its values say nothing of an autocast that the reference has not:
+        that shows where it costs bits, or where sources that agree give values that do not.
+        """
+        partner = self._alignment.pairs.get(node)
+        if partner is None or row.status not in (Status.PASS, Status.WARN, Status.PROPAGATED):
+            return row
+        ours, theirs = set(node.call.autocast.values()), set(partner.call.autocast.values())
+        other, sources = self.find_partner(record), self._sources(node, record.order)
+        if _has_fewer_bits(record, other):
+            if any(_has_fewer_bits(*pair) for pair in sources):
+                return row
+        elif not (ours and ours != theirs and not self._gap(record).close and self._raw.are_close(sources)):
+            return row
+        if ours != theirs and ours:
+            shown = f"in {', '.join(sorted(theirs))}" if theirs else "off"
+            note = f"autocast: on in {', '.join(sorted(ours))}, in the reference it is {shown}"
+            return replace(row, status=Status.MODE, note=note)
+        if row.evidence == "replay":  # the reference's code gives as few
+            return row
+        assert other is not None
+        note = f"dtype {record.dtype}, the reference has {other.dtype}"
+        return replace(row, status=Status.FAIL, note=note)
 
     def _check_random(self, node: Node, row: RecordResult, gap: Gap) -> RecordResult:
         """Code that draws random numbers replays with others: what it drew is known from the two runs alone."""
@@ -270,6 +320,14 @@ def _is_other_flag(ours: Any, theirs: Any) -> bool:
     if isinstance(left, float) and isinstance(right, float):
         return abs(left - right) > FLAG_SLACK * max(abs(left), abs(right))
     return type(left) is type(right) and bool(left != right)
+
+
+def _has_fewer_bits(record: TensorRecord, other: TensorRecord | None) -> bool:
+    """Whether a floating tensor of the candidate is of a dtype that rounds more coarsely than the reference's."""
+    if other is None:
+        return False
+    ours, theirs = dtype_of(record.dtype), dtype_of(other.dtype)
+    return ours.is_floating and theirs.is_floating and ours.roundoff > theirs.roundoff
 
 
 def is_random_call(node: Node) -> bool:

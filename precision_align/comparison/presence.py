@@ -81,3 +81,10 @@ def _rows_of(node: Node) -> list[RecordResult]:
         note = "the candidate has no such call"
         rows += [make_row(record, blame, Status.MISSING, "structure", note=note) for record in records.values()]
     return rows
+
+
+def note_idle(name: str, side: Side) -> list[str]:
+    """An optimizer that capture was given and that made no step: not one update was looked at."""
+    if not side.dump.info.optimizer or not side.nodes or side.steps:
+        return []
+    return [f"{name}: an optimizer was given and made no step in what was recorded: no update was judged"]

@@ -332,6 +332,15 @@ def make_locator(root: Any, candidate: Side) -> Callable[[str], str | None]:
     return lambda scope: paths.get(scope, structural.get(scope))
 
 
+def find_tied(side: Side) -> dict[tuple[str, str], tuple[str, str]]:
+    """Further name of a tied parameter -> its first, as aligned owner and name."""
+    return {
+        _split(other, side.names): _split(name, side.names)
+        for name, others in side.dump.info.parameters.items()
+        for other in others
+    }
+
+
 def _add_tied(
     records: dict[tuple[str, str], TensorRecord], name: str, others: list[str], names: Mapping[str, str | None]
 ) -> None:

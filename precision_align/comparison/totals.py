@@ -16,6 +16,7 @@ import numpy as np
 from precision_align.alignment.side import Owner, Side
 from precision_align.comparison.backward import read_loss_scales
 from precision_align.comparison.raw import Gap, RawComparer, is_equal, read_words
+from precision_align.comparison.replaying import find_tied
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpError
@@ -98,12 +99,15 @@ def _find_totals(side: Side, rank: int, step: int) -> Mapping[Owner, TensorRecor
 
 
 def _collect_shares(side: Side, rank: int, step: int) -> dict[Owner, list[TensorRecord]]:
+    """By the name that the whole gradient has: a tied parameter's uses count together, whichever module they are in."""
+    firsts = find_tied(side)
     shares: dict[Owner, list[TensorRecord]] = defaultdict(list)
     for node in side.select_nodes(rank, step):
         for path, record in node.gradients.items():
             kind, _, name = path.partition(".")
             if kind == "parameter":
-                shares[node.scope, name].append(record)
+                owner = node.scope, name
+                shares[firsts.get(owner, owner)].append(record)
     return shares
 
 
@@ -179,10 +183,11 @@ def _judge_total(
     if relation.factor is not None and wanted.factor is not None:
         edited = Blame(owner[0], Site.OPTIMIZER, Phase.STEP, 0, "gradient")
         return _judge_factor(record, edited, gap, relation.factor * ratio, wanted.factor, common, off, metrics)
-    if relation.is_sum != wanted.is_sum and not gap.close:
+    if (relation.factor is None) != (wanted.factor is None) and not gap.close:
         note = (
             f"the whole gradient of {owner[1]} is {_say(relation)} on the candidate and {_say(wanted)} on the "
-            "reference: a use of the weight outside its own module is lost, doubled or added"
+            "reference: a use of the weight outside its own module is lost, doubled or added, or values are changed "
+            "one by one (clipping by value, a hook)"
         )
         return make_row(record, blame, Status.FAIL, "sum", metrics=metrics, note=note)
     if gap.close:
@@ -252,7 +257,9 @@ def _judge_factor(
 def _say(relation: Relation) -> str:
     if relation.is_sum:
         return "the sum of its module's shares"
-    return "more than its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
+    return (
+        "no multiple of its module's shares" if relation.factor is None else f"{relation.factor:.4g} times the shares"
+    )
 
 
 def _row_lacking(record: TensorRecord, owner: Owner, order: int, is_absent: bool) -> RecordResult:

@@ -16,7 +16,7 @@ _READERS = ("tomllib", "tomli", "pip._vendor.tomli")
 def read_document(path: Path, what: str) -> Any:
     """The content of a file, JSON by the suffix .json, else TOML. Raises UsageError, which says ``what`` it is."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors of Windows write a mark first
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{what} {path} cannot be read: {error}") from error
     try:

@@ -11,9 +11,10 @@ def parse_numbers(text: str) -> frozenset[int]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         try:
-            found.update(range(int(first), int(last if dash else first) + 1))
+            numbers = range(int(first), int(last if dash else first) + 1)
         except ValueError:
-            raise UsageError(
-                f"cannot read the steps {text!r}: {part!r} is neither a number nor a range like 10-12"
-            ) from None
+            numbers = range(0)
+        if not numbers:
+            raise UsageError(f"cannot read the steps {text!r}: {part!r} is neither a number nor a range like 10-12")
+        found.update(numbers)
     return frozenset(found)

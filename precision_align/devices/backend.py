@@ -7,7 +7,8 @@ fallback. One replaceable function, ``Execution``, stands between: profiles and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,16 @@ def set_placing(place: Callable[[torch.Tensor], torch.Tensor]) -> None:
 def current_execution() -> Execution:
     """What every operator of the device runs through."""
     return _Current.execution
+
+
+@contextmanager
+def native() -> Iterator[None]:
+    """Inside it operators run the CPU's kernels unchanged, whatever profile and faults are in force."""
+    execution, _Current.execution = _Current.execution, run_operator
+    try:
+        yield
+    finally:
+        _Current.execution = execution
 
 
 def is_native() -> bool:

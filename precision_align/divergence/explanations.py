@@ -198,7 +198,7 @@ def _try_dropout(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesi
 
 
 def _try_products(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:
-    """The error is one number a row times one number a channel: a mean or another statistic of the row."""
+    """The error is one number a row times one number a channel, and not merely because it sits in one of them."""
     if golden.ndim < 2 or golden.shape[-1] < 8 or golden.size // golden.shape[-1] < 8:
         return
     error = (actual - golden).reshape(-1, golden.shape[-1])
@@ -209,9 +209,14 @@ def _try_products(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothes
         row = error @ channel
         channel = error.T @ row
         channel /= max(float(np.linalg.norm(channel)), 1e-300)
-    fitted = np.outer(error @ channel, channel).reshape(golden.shape)
-    text = "each row is shifted by its own amount: a mean or another statistic of the row is taken off, or not"
-    yield "row shift", text, golden + fitted
+    row = error @ channel
+    if max(float((side * side).max() / max(float(side @ side), 1e-300)) for side in (row, channel)) >= CONFINED:
+        return
+    text = (
+        "the error is one number a row times one number a channel: a statistic of the row, or one term of each sum, is "
+        "missing or one too many"
+    )
+    yield "row shift", text, golden + np.outer(row, channel).reshape(golden.shape)
 
 
 def _try_permutations(actual: Array, golden: Array, dtype: str) -> Iterator[Hypothesis]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any, Optional
 
@@ -41,7 +42,8 @@ class Budget:
 
     def choose(self, wanted: Tier, staged: Staged) -> tuple[Tier, str]:
         """The tier that fits, and the reason where it is less than was wanted."""
-        if wanted not in _COSTLY or staged.words is None or self._is_known(staged):
+        words = _payload(staged)
+        if wanted not in _COSTLY or words is None or self._is_known(words):
             return wanted, ""
         if wanted is Tier.FULL:
             self._sizes.append((staged.nbytes, _cost(Tier.SKETCH, staged)))
@@ -52,15 +54,15 @@ class Budget:
                 self._used += cost
                 break
         if tier is wanted:
-            self._seen[id(staged.words)] = weakref.ref(staged.words)
+            self._seen[id(words)] = weakref.ref(words)
             return wanted, ""
         self._degraded[tier] = self._degraded.get(tier, 0) + 1
         return tier, f"over the byte budget: {tier} instead of {wanted}"
 
-    def _is_known(self, staged: Staged) -> bool:
+    def _is_known(self, words: Any) -> bool:
         """Whether these words are stored already in this step."""
-        known = self._seen.get(id(staged.words))
-        return known is not None and known() is staged.words
+        known = self._seen.get(id(words))
+        return known is not None and known() is words
 
     def finish_step(self, step: int) -> str:
         """Close a step's account; the note to write, "" where all fitted."""
@@ -88,10 +90,15 @@ class Budget:
         return cutoff if not sizes or cutoff != full else cutoff - 1
 
 
+def _payload(staged: Staged) -> Any:
+    """What is stored once: the words, or on a device what stands for them."""
+    return staged.words if staged.summary is None else staged.summary
+
+
 def _cost(tier: Tier, staged: Staged) -> int:
     """Bytes that a tensor takes in the dump at a tier."""
     if tier is Tier.FULL or staged.nbytes < WHOLE_BELOW.get(tier, 0):
         return int(staged.nbytes)
-    numel = 1 if staged.words is None else int(staged.words.size)
+    numel = math.prod(staged.form.shape)
     sizes: dict[Tier, int] = {Tier.SAMPLE: 8 * SAMPLES, Tier.SKETCH: 8 * count_buckets(numel)}
     return sizes.get(tier, 0)

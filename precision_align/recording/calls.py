@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import torch
 
-from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.core.trees import Tree
 from precision_align.recording.consumers import Targets
 from precision_align.recording.copies import Staged
@@ -22,7 +22,7 @@ from precision_align.recording.origins import caller_line
 from precision_align.recording.randomness import describe_generators
 from precision_align.recording.recomputation import FirstCall, Recomputations, point_at
 from precision_align.recording.replicas import Replica, find_replica, is_replica
-from precision_align.recording.sightings import Sighting, describe_origin, same_bits, shares_memory
+from precision_align.recording.sightings import Sighting, describe_origin, shares_memory
 from precision_align.recording.sites import Site
 from precision_align.recording.structures import Leaves, flatten_arguments, flatten_call, prefixed
 from precision_align.recording.substitution import substitute
@@ -237,7 +237,7 @@ class CallRecorder:
             frame.targets.set_boundary()
         inputs = {}
         for path, tensor in leaves:
-            staged = self._copy(tensor)
+            staged = self._copy(frame, tensor)
             if staged is not None:
                 inputs[path] = staged
             known = frame.seen.get(id(tensor))
@@ -248,8 +248,8 @@ class CallRecorder:
             frame.pair = self.forcer.pair(frame.place, inputs, frame.repeats.place if frame.repeats else None)
         if self._with_tensors:
             for name, buffer in frame.site.own_buffers():
-                frame.buffers[name] = self._tape.stage(buffer)
-                self._take_buffer(frame, "before", name, frame.buffers[name])
+                frame.buffers[name] = self._tape.stage(buffer, self._tier(frame), reuse=False)
+                self._hand_over(frame, Role.BUFFER, prefixed("before", name), frame.buffers[name])
 
     def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> dict[int, torch.Tensor]:
         """Record the outputs; returns what to put in their place in a forced session: id of a tensor -> another."""
@@ -257,7 +257,7 @@ class CallRecorder:
         forced: dict[int, torch.Tensor] = {}
         returned = {id(tensor) for _, tensor in leaves}
         for path, tensor in leaves:
-            staged = self._copy(tensor)
+            staged = self._copy(frame, tensor)
             known = frame.seen.get(id(tensor))
             extra = describe_origin(known, tensor, staged)
             own, given = staged, tensor
@@ -299,7 +299,7 @@ class CallRecorder:
             if other is None:
                 return tensor, staged
             forced[id(tensor)] = other
-        return forced[id(tensor)], self._copy(forced[id(tensor)])
+        return forced[id(tensor)], self._copy(frame, forced[id(tensor)])
 
     def _take_written_inputs(self, frame: Frame, returned: set[int]) -> None:
         """Inputs that the call wrote into without returning them (a cache): outputs under "written.PATH"."""
@@ -309,7 +309,7 @@ class CallRecorder:
             tensor = known.reference()
             if tensor is None or id(tensor) in returned or (frame.site.is_stock and known.has_version_of(tensor)):
                 continue
-            staged = self._copy(tensor)
+            staged = self._copy(frame, tensor)
             if staged is not None and not known.holds(tensor, staged):
                 path = prefixed(WRITTEN, known.path[6:])
                 self._hand_over(frame, Role.OUTPUT, path, staged, {"overwrites": known.path})
@@ -318,21 +318,21 @@ class CallRecorder:
         if not self._with_tensors:
             return
         for name, buffer in frame.site.own_buffers():
-            staged = self._tape.stage(buffer)
-            if not same_bits(staged, frame.buffers.get(name)):
-                self._take_buffer(frame, "after", name, staged)
+            staged, path = self._tape.stage(buffer, self._tier(frame), reuse=False), prefixed("after", name)
+            self._tape.put_if_changed(frame.shelf, frame.place, path, staged, frame.buffers.get(name))
 
-    def _copy(self, tensor: torch.Tensor) -> Optional[Staged]:
-        return self._tape.stage(tensor) if self._with_tensors else None
+    def _tier(self, frame: Frame) -> Tier:
+        """What is kept of the tensors of a call; a forced session compares their words."""
+        return frame.shelf.tier if self.forcer is None else Tier.FULL
+
+    def _copy(self, frame: Frame, tensor: torch.Tensor) -> Optional[Staged]:
+        return self._tape.stage(tensor, self._tier(frame)) if self._with_tensors else None
 
     def _hand_over(
         self, frame: Frame, role: Role, path: str, staged: Optional[Staged], extra: Optional[Mapping[str, Any]] = None
     ) -> None:
         if staged is not None:
             self._tape.put(frame.shelf, frame.place, Source.MODULE, Phase.FORWARD, role, path, 0, staged, extra)
-
-    def _take_buffer(self, frame: Frame, when: str, name: str, staged: Staged) -> None:
-        self._hand_over(frame, Role.BUFFER, prefixed(when, name), staged)
 
     def _close(self, frame: Frame, output: Tree, error: str) -> None:
         if frame.place.pass_ is Pass.FIRST:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from precision_align.core.dtypes import DTYPES, Array
-from precision_align.storage.drafts import Form
+from precision_align.storage.drafts import Form, Summary
 
 # A tensor that repeats itself by stride 0 is written out up to here; masks and biases are far below.
 EXPANDED_BYTES = 1 << 30
 
-# Extra memory that recording may take on a device. Tensors leave it one by one as they come: only one that is not in C
-# order takes any.
+# Extra memory that recording may take on a device: for copies in C order, for summaries and what they are made with.
 DEVICE_BYTES = 512 << 20
 
 _SPARSE_PARTS = {
@@ -38,7 +37,7 @@ class Staged:
     (``address``) the array is made when it is asked for.
     """
 
-    __slots__ = ("__weakref__", "_slab", "_words", "address", "form", "parts")
+    __slots__ = ("__weakref__", "_slab", "_words", "address", "form", "parts", "summary")
 
     def __init__(
         self,
@@ -47,15 +46,30 @@ class Staged:
         address: int = 0,
         words: Optional[Array] = None,
         parts: Sequence[tuple[str, Staged]] = (),
+        summary: Optional[Summary] = None,
     ) -> None:
         self.form, self._slab, self.address, self._words, self.parts = form, slab, address, words, parts
+        self.summary = summary
 
     def seen_as(self, form: Form) -> Staged:
         """The same bytes in the slab, of a tensor of another form."""
         return Staged(form, self._slab, self.address)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether what is kept of it is still on its device."""
+        return self.summary is not None and not (self.summary.digest or self.summary.reason)
+
+    def fill(self, slab: Array, offset: int) -> None:
+        """Its bytes have come from the device: they begin there in ``slab`` (uint8), and need no summary."""
+        self._slab, self.address = slab, int(slab.__array_interface__["data"][0]) + offset
+        self.summary = None
+
     def changed(self, **fields: Any) -> Staged:
         """The same words or parts; some of what is known of the tensor is another."""
+        if self.summary is not None:  # whoever fills it in holds this object
+            self.form = replace(self.form, **fields)
+            return self
         form = replace(self.form, **fields)
         return Staged(form, words=self.words, parts=self.parts) if self._slab is None else self.seen_as(form)
 

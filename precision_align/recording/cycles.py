@@ -35,6 +35,18 @@ class Cycle:
         if self._stepped[id(optimizer)] > 1:
             self._expected = set(self._stepped)
 
+    def count_steps(self, optimizer: Any) -> int:
+        """How often it has stepped in this training step."""
+        return self._stepped[id(optimizer)]
+
+    def note_skip(self, optimizer: Any, before: int) -> None:
+        """A gradient scaler was asked to step it: where it had stepped ``before`` times and still has, it was left out.
+
+        That update ends a training step as any other does.
+        """
+        if self.count_steps(optimizer) == before and id(optimizer) in self._look():
+            self.note_step(optimizer)
+
     def _look(self) -> set[int]:
         if self._expected is None:  # by now the first backward pass or update has come: all are there
             self._expected = {id(optimizer) for optimizer in find_optimizers(self._model)}

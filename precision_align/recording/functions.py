@@ -207,7 +207,7 @@ class FunctionRecorder(Companion):
         return known[1] if known is not None and known[0] is tensor else ""
 
     def _take_input(self, running: _Running, path: str, tensor: torch.Tensor) -> None:
-        staged = self._tape.stage(tensor)
+        staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
         known = [sighting for sighting in running.sightings if sighting.reference() is tensor]
         if not known:
             running.sightings.append(Sighting.of(tensor, prefixed("input", path), staged))
@@ -247,7 +247,7 @@ class FunctionRecorder(Companion):
     def _take_outputs(self, running: _Running, leaves: Leaves) -> None:
         outputs, returned = [], set()
         for path, tensor in leaves:
-            staged = self._tape.stage(tensor)
+            staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
             extra = {}
             for known in running.sightings:
                 if known.reference() is tensor:
@@ -264,7 +264,7 @@ class FunctionRecorder(Companion):
             tensor = known.reference()
             if tensor is None or id(tensor) in returned:
                 continue
-            staged = self._tape.stage(tensor)
+            staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
             if not known.holds(tensor, staged):
                 path = prefixed(WRITTEN, known.path.partition(".")[2])
                 self._hand_over(running, Role.OUTPUT, path, staged, {"overwrites": known.path})

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import torch
 
-from precision_align.recording.hooks import make_ignoring_hook
+from precision_align.recording.hooks import IGNORING
 from precision_align.recording.parameters import Owned, is_partitioned
 
 
@@ -67,4 +67,4 @@ class _GatheredHook:
             self._gathering._note(f"parameters of {self._scope!r}: not recorded, {type(error).__name__}: {error}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_ignoring_hook, ()
+        return IGNORING

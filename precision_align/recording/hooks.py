@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Collection
 from typing import Any, Callable
@@ -25,8 +26,9 @@ _WITH_FAST_PATH = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder
 _SHOWN = 5
 
 
-def ignore_call(*arguments: Any) -> None:
-    """What a hook becomes in a copy of the model, pickled or deep-copied during a session."""
+# What a hook becomes in a copy of the model, pickled or deep-copied during a session: a method of Python that takes any
+# arguments and returns None, so that a file that the script saved loads where this package is not installed.
+IGNORING = (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 class Hook:
@@ -50,12 +52,7 @@ class Hook:
         return self._follow(called, self._scope, *arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_ignoring_hook, ()
-
-
-def make_ignoring_hook() -> Callable[..., None]:
-    """Unpickles a hook of ours."""
-    return ignore_call
+        return IGNORING
 
 
 def first_names(model: torch.nn.Module) -> tuple[dict[str, torch.nn.Module], dict[str, list[str]]]:

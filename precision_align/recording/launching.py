@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ def run_script(argv: Sequence[str], options: LaunchOptions, launch: Optional[Lau
     launch.started = True
     if options.dry_run:
         launch.counted = CountingSink(_count_enough(options), options.limits.storage.weights_from)
-    with suppress(StepCounted), _as_main(arguments, folder), Watch(options, launch):
+    with suppress(StepCounted), _as_main(arguments, folder), _telling_of_exec(), Watch(options, launch):
         run()
     return launch
 
@@ -97,3 +98,32 @@ def _as_main(arguments: list[str], folder: str) -> Iterator[None]:
     finally:
         sys.argv[:] = argv
         sys.path[:] = path
+
+
+@contextmanager
+def _telling_of_exec() -> Iterator[None]:
+    """A script that replaces its own process leaves nobody who could say afterwards why there is no dump."""
+    own, told = os.getpid(), False
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replace_process(*args: Any) -> Any:
+            nonlocal told
+            if os.getpid() == own and not told:  # a fork is not recorded anyway; execvp tries each folder of PATH
+                told = True
+                sys.stderr.write(
+                    "precision-align: the script replaces its process (os.exec): what follows is not recorded; "
+                    "`capture -o DUMP -- python train.py`, with the word python, follows it\n"
+                )
+            return original(*args)
+
+        return replace_process
+
+    originals = {name: getattr(os, name) for name in ("execv", "execve")}  # the others call these
+    for name, original in originals.items():
+        setattr(os, name, wrap(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)

@@ -129,7 +129,8 @@ class ParameterRecorder:
         if not tape.plan.wants_scope(item.scope):
             return
         place = Place(clock.step, clock.batch, item.scope, 0)
-        shelf, staged = tape.find_shelf(place), tape.stage(tensor)
+        shelf = tape.find_shelf(place)
+        staged = tape.stage(tensor, shelf.tier)
         tape.put(shelf, place, Source.PARAMETERS, phase, role, item.local, ordinal, staged, None)
 
 

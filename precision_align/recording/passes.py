@@ -87,7 +87,13 @@ class PassRecorder(BackwardListener):
             return
         with untouched():
             value = local_shard(root).detach().clone()
-        self._losses.append((value, self._tape.stage(root) if self._tape.clock.recording else None, self._tape.tick()))
+        self._losses.append(
+            (
+                value,
+                self._tape.stage(root, self._tape.plan.tier("")) if self._tape.clock.recording else None,
+                self._tape.tick(),
+            )
+        )
 
     def _log_loss(self, value: torch.Tensor, staged: Optional[Staged], order: int) -> None:
         clock = self._tape.clock

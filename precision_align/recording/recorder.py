@@ -26,13 +26,14 @@ from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
 from precision_align.recording.losses import listening
 from precision_align.recording.models import Models
-from precision_align.recording.optimizers import OptimizerRecorder, StepWrapper
+from precision_align.recording.optimizers import OptimizerRecorder
 from precision_align.recording.parameters import ParameterRecorder
 from precision_align.recording.passes import PassRecorder
 from precision_align.recording.points import check_saved, read_number
 from precision_align.recording.series import Series
 from precision_align.recording.silence import describe_silent, explain_emptiness
 from precision_align.recording.tape import Place, Tape
+from precision_align.recording.updates import Updates
 
 
 class Recorder:
@@ -58,8 +59,6 @@ class Recorder:
         self._calls = CallRecorder(tape, self._ledger)
         self._parameters = ParameterRecorder(tape, model)
         self._gathering = Gathering(model, self._parameters.record_gathered, tape.note)
-        self._given_optimizers, self._optimizers = list(optimizers), list[OptimizerRecorder]()
-        self._unwrapped: list[OptimizerRecorder] = []
         self._series = Series()
         self._hooks = Hooks(self._enter, self._leave, tape.note)
         self._cleanup = ExitStack()
@@ -72,10 +71,11 @@ class Recorder:
         self._after = None if setup is None else setup.after
         self._find_step = None if setup is None else setup.find_step
         self._calls.forcer = self._forcer
-        self._crew = gather_crew(
-            tape, model, self._calls, self._ledger, self._series, setup or Setup(), self._given_optimizers
-        )
+        given = list(optimizers)
+        self._crew = gather_crew(tape, model, self._calls, self._ledger, self._series, setup or Setup(), given)
         self._passes = PassRecorder(tape, self._ledger, self._series, self._parameters, self._crew.scales)
+        self._crew.scales.cycle = self._cycle
+        self._updates = Updates(tape, model, given, self._crew, self._passes, self._cycle, self._forcer)
         self._begun = Begun()
         self._starter = self._crew.starter
 
@@ -115,8 +115,7 @@ class Recorder:
         self._cleanup.enter_context(listening(self._passes))
         self._cleanup.callback(self._hooks.detach)
         self._hooks.attach(self._model)
-        for optimizer in self._given_optimizers:
-            self._wrap(self.watch_optimizer(optimizer))
+        self._updates.start(self._cleanup)
 
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
@@ -147,7 +146,9 @@ class Recorder:
             self._crew.finish()
             self._note_unseen()
             capture = {**self._info.capture, **self._crew.describe()}
-            self._tape.close(replace(self._info, capture=capture, notes=tuple(self._tape.notes)))
+            optimizer = {**self._info.optimizer, **self._updates.described}
+            notes = tuple(self._tape.notes)
+            self._tape.close(replace(self._info, capture=capture, optimizer=optimizer, notes=notes))
         if self._after is not None:
             self._after()
 
@@ -217,17 +218,6 @@ class Recorder:
         """This process is a fork of the one that records: nothing of what it does is for the dump."""
         self._open = self._tape.clock.recording = False
 
-    def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
-        """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
-        recorder = OptimizerRecorder(self._tape, self._model, optimizer, len(self._optimizers))
-        self._optimizers.append(recorder)
-        recorder.forcer = self._forcer
-        # a forced update sees the reference's gradients: the own ones are recorded as totals
-        self._passes.expects_optimizer = self._forcer is None
-        described = {"class": recorder.kind, "groups": recorder.describe_groups()}
-        self._info = replace(self._info, optimizer={**self._info.optimizer, recorder.scope: described})
-        return recorder
-
     @property
     def is_inside(self) -> bool:
         """Whether a module of this session runs on this thread."""
@@ -276,8 +266,7 @@ class Recorder:
             return
         self._hooks.attach(self._model)
         self._calls.start_step()
-        for recorder in self._optimizers:
-            recorder.start_step()
+        self._updates.start_step()
         if "parameters" in self._tape.plan.sources:
             self._tape.guard("parameters", self._record_parameters)
 
@@ -296,9 +285,7 @@ class Recorder:
         self._gathering.finish_step()
         self._ledger.close_step()
         self._passes.finish_step()
-        if self._passes.passed and self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
-            for recorder in self._unwrapped:
-                self._tape.guard("an optimizer step", recorder.record_late)
+        self._updates.finish_step()
         self._crew.finish_step()
         clock = self._tape.clock
         for micro, name, value in self._series.finish():
@@ -377,36 +364,20 @@ class Recorder:
         if self._cycle.is_over:
             return True
         if self._passes.passed:
-            return not (self._optimizers or self._cycle.has_optimizers)
+            return not (self._updates or self._cycle.has_optimizers)
         trains = torch.is_grad_enabled() and module.training
-        return not (self._optimizers or trains or scope in self._others)
+        return not (self._updates or trains or scope in self._others)
 
-    # Backward passes and optimizer steps
+    # Optimizer steps
 
-    def _wrap(self, recorder: OptimizerRecorder) -> None:
-        wrapper = StepWrapper(
-            recorder.optimizer,
-            lambda closure: self.before_step(recorder, closure),
-            lambda error: self.after_step(recorder, error),
-        )
-        if wrapper.install():
-            self._cleanup.callback(wrapper.remove)
-        else:
-            self._unwrapped.append(recorder)
-            self._tape.note(f"{recorder.scope} takes no attributes: its update was taken at the end of recorder.step()")
+    def watch_optimizer(self, optimizer: Any) -> OptimizerRecorder:
+        """Record the steps of one more optimizer; whoever calls this reports them: see before_step, after_step."""
+        return self._updates.watch(optimizer)
 
     def before_step(self, recorder: OptimizerRecorder, closure: bool = False) -> None:
         """A watched optimizer is about to step; with a closure its gradients are made inside of that."""
-        self._passes.passed = self._tape.clock.stepping = True
-        if self._crew.norms is not None:
-            self._tape.guard("the gradients' norm", self._crew.norms.before_update, recorder.optimizer)
-        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
-            self._tape.guard("an optimizer step", recorder.before, closure)
+        self._updates.before(recorder, closure)
 
     def after_step(self, recorder: OptimizerRecorder, error: str = "") -> None:
         """It has stepped, or raised ``error``."""
-        self._tape.clock.stepping = False
-        self._cycle.note_step(recorder.optimizer)
-        if self._tape.clock.recording and "optimizer" in self._tape.plan.sources:
-            self._tape.guard("an optimizer step", recorder.after, error)
-            self._passes.leave_to_optimizer()
+        self._updates.after(recorder, error)

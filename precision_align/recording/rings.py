@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Union
 
-from precision_align.core.records import Call, Point, RunInfo
+from precision_align.core.dtypes import dtype_of
+from precision_align.core.records import Call, Point, RunInfo, Statistics
+from precision_align.numerics.statistics import summarize
 from precision_align.recording.triggers import Trigger
 from precision_align.storage.base import AnyDraft, Draft, Sink
+from precision_align.storage.drafts import DeferredDraft
 
 # Host memory that a ring may take beside the training.
 RING_BYTES = 2 << 30
@@ -65,8 +68,12 @@ class RingSink:
     def put(self, draft: AnyDraft) -> None:
         """Keep a tensor for now."""
         words = draft.words
+        summary = draft.copy.summary if isinstance(draft, DeferredDraft) else None
+        if summary is not None and summary.values is not None:
+            values = summary.values
+            self._trigger.look_at_tensor(draft.record, lambda: Statistics(*values))
         if words is not None and id(words) not in self._seen:
-            self._trigger.look_at_tensor(draft.record, words)
+            self._trigger.look_at_tensor(draft.record, lambda: summarize(words, dtype_of(draft.record.dtype)))
             self._seen.add(id(words))
             self._make_room(words.nbytes)
             if self._running.nbytes + words.nbytes > self._max_bytes:

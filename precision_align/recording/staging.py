@@ -16,9 +16,11 @@ from typing import Any, Callable, Optional
 import torch
 
 from precision_align.core.dtypes import DTYPES
+from precision_align.core.terms import Tier
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
 from precision_align.recording.shards import describe_shard, local_shard, wait_for
 from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
+from precision_align.recording.summaries import SUMMARIZED, Summaries
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
@@ -91,19 +93,25 @@ _is_transformed: Callable[[torch.Tensor], bool] = getattr(
 )
 
 
+def _ignore(note: str) -> None:
+    pass
+
+
 class Stager:
     """Copies tensors; hands the same copy out again while the tensor's memory holds the same bits.
 
     That is looked at, not believed: writes through ``.data`` or through NumPy do not count as a new version.
+    ``note``: told what could not be done on a device.
     """
 
-    def __init__(self, limit: Optional[int] = None) -> None:
+    def __init__(self, limit: Optional[int] = None, note: Callable[[str], None] = _ignore) -> None:
+        self._summaries = Summaries(note)
         self._slabs = Slabs(default_staging_bytes() if limit is None else limit)
         self._slab, self._next, self._end = _NO_SLAB, 0, 0
         self._forms: dict[tuple[Any, ...], Optional[Form]] = {}
         self._copies: dict[int, Staged] = {}  # by the address that was copied
         self._held_bytes = 0
-        self._on_device: dict[int, tuple[Any, tuple[Any, ...], Staged]] = {}
+        self._on_device: dict[tuple[int, Optional[Tier]], tuple[Any, tuple[Any, ...], Staged]] = {}
 
     def forget(self) -> None:
         """Drop all remembered copies (at a step's end, or when a device reuses memory behind our back)."""
@@ -117,15 +125,28 @@ class Stager:
         self._slabs.clear()
         self._slab, self._next, self._end = _NO_SLAB, 0, 0
 
-    def stage(self, tensor: torch.Tensor) -> Staged:
-        """A :class:`Staged` of any tensor, never an exception."""
+    def settle(self) -> None:
+        """Fill in the summaries of tensors on devices: one copy to the host a device."""
+        with untouched():
+            self._summaries.settle()
+
+    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL, *, reuse: bool = True) -> Staged:
+        """A :class:`Staged` of any tensor, never an exception.
+
+        ``tier``: what will be kept. Of a tensor on a device whose payload is not, there is a summary, and words only if
+        it is small; both are there after :meth:`settle`. ``reuse``: False where it may have been written to unseen:
+        batch normalization does not count what it writes into its buffers as new versions.
+        """
         try:
             if type(tensor) in _PLAIN_TYPES and not _num_function_modes():
                 staged = self._stage_plain(tensor)
                 if staged is not None:
                     return staged
             with untouched():
-                return self._stage_any(tensor)
+                wanted = tier if tier in SUMMARIZED else None
+                if not reuse:
+                    self._on_device.pop((id(tensor), wanted), None)
+                return self._stage_any(tensor, wanted)
         except Exception as error:
             first_line = (str(error).splitlines() or [""])[0]
             return describe(tensor, reason=f"{type(error).__name__}: {first_line}")
@@ -193,11 +214,12 @@ class Stager:
         room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         return Staged(form, self._slab.array, address)
 
-    def _stage_any(self, tensor: torch.Tensor) -> Staged:
+    def _stage_any(self, tensor: torch.Tensor, tier: Optional[Tier]) -> Staged:
+        """``tier``: that of a summary, None where the words are needed."""
         tensor = wait_for(tensor)
         shard = describe_shard(tensor)
         if shard is not None:
-            staged = self._stage_any(local_shard(tensor))
+            staged = self._stage_any(local_shard(tensor), tier)
             extra = {**staged.form.extra, "shard": shard}
             return staged.changed(requires_grad=bool(tensor.requires_grad), extra=extra)
         reason = _obstacle(tensor)
@@ -208,12 +230,14 @@ class Stager:
             if plain is not None:
                 return plain
         state = _version_state(tensor)
-        known = self._on_device.get(id(tensor))
+        looks = (id(tensor), tier)
+        known = self._on_device.get(looks)
         if known is not None and state is not None and known[0]() is tensor and known[1] == state:
             return known[2]
-        staged = stage_fresh(tensor)
-        if state is not None and staged.words is not None and staged.words.nbytes:
-            self._on_device[id(tensor)] = (weakref.ref(tensor), state, staged)
+        summarized = None if tier is None or tensor.is_cpu else self._summaries.take(tensor, tier)
+        staged = summarized or stage_fresh(tensor)
+        if state is not None and staged.form.nbytes and (summarized or staged.words is not None):
+            self._on_device[looks] = (weakref.ref(tensor), state, staged)
             while len(self._on_device) > REUSED_ON_DEVICE:
                 del self._on_device[next(iter(self._on_device))]
         return staged

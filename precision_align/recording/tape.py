@@ -15,6 +15,7 @@ from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.recording.budgets import Budget
 from precision_align.recording.copies import Staged
 from precision_align.recording.plan import Plan
+from precision_align.recording.sightings import same_bits
 from precision_align.recording.staging import Stager
 from precision_align.recording.sums import Sums
 from precision_align.storage.base import Sink, put_all
@@ -129,13 +130,17 @@ class Tape:
     num_calls: int = 0
     lost: str = ""
     sums: Sums = field(default_factory=Sums)
-    _stager: Stager = field(default_factory=Stager)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _counter: itertools.count[int] = field(default_factory=itertools.count)
     _shelves: dict[tuple[Any, ...], Shelf] = field(default_factory=dict)
     _waiting: list[Item] = field(default_factory=list)
+    # Their summaries may still be on the device; and the copy that a draft must differ from to be recorded.
+    _unsettled: list[tuple[DeferredDraft, Staged, Optional[Staged]]] = field(default_factory=list)
     _waiting_bytes: int = 0
     _batch_bytes: int = field(default_factory=lambda: min(_BATCH_BYTES, default_staging_bytes() // _BATCHES_STAGED))
+
+    def __post_init__(self) -> None:
+        self._stager = Stager(note=self.note)
 
     def tick(self) -> int:
         """The next sequence number."""
@@ -148,10 +153,13 @@ class Tape:
                 self.notes.append(text)
                 self.sink.note(text)
 
-    def stage(self, tensor: torch.Tensor) -> Staged:
-        """A copy of the tensor, possibly one that was made before."""
+    def stage(self, tensor: torch.Tensor, tier: Tier = Tier.FULL, *, reuse: bool = True) -> Staged:
+        """A copy of the tensor, possibly one that was made before; ``tier``: what will be kept of it at the most.
+
+        ``reuse``: see :meth:`~precision_align.recording.staging.Stager.stage`.
+        """
         with self._lock:
-            return self._stager.stage(tensor)
+            return self._stager.stage(tensor, tier, reuse=reuse)
 
     def record(
         self,
@@ -166,7 +174,8 @@ class Tape:
         extra: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Copy a tensor and hand it to the sink."""
-        self.hand_over(place, source, phase, role, path, self.stage(tensor), ordinal=ordinal, extra=extra)
+        staged = self.stage(tensor, self.plan.tier(place.scope))
+        self.hand_over(place, source, phase, role, path, staged, ordinal=ordinal, extra=extra)
 
     def hand_over(
         self,
@@ -218,15 +227,39 @@ class Tape:
     def take(self, shelf: Shelf, slot: Slot, place: Place, tensor: torch.Tensor) -> None:
         """As :meth:`record`, where the slot is known."""
         with self._lock:
-            self._append(shelf, slot, place, self._stager.stage(tensor), None)
+            self._append(shelf, slot, place, self._stager.stage(tensor, shelf.tier), None)
 
-    def _append(self, shelf: Shelf, slot: Slot, place: Place, staged: Staged, order: Optional[int]) -> None:
+    def put_if_changed(self, shelf: Shelf, place: Place, path: str, buffer: Staged, before: Optional[Staged]) -> None:
+        """A module's buffer, unless its bits are those of ``before``; of what is on a device that is known later."""
+        slot = shelf.find(Source.MODULE, Phase.FORWARD, Role.BUFFER, path, 0, None)
+        with self._lock:
+            if before is None or not (buffer.is_awaited or before.is_awaited):
+                if not same_bits(buffer, before):
+                    self._append(shelf, slot, place, buffer, None)
+            elif buffer is not before:
+                self._append(shelf, slot, place, buffer, None, before)
+
+    def _append(
+        self,
+        shelf: Shelf,
+        slot: Slot,
+        place: Place,
+        staged: Staged,
+        order: Optional[int],
+        before: Optional[Staged] = None,
+    ) -> None:
         tier, reason = (shelf.tier, "") if self.budget is None else self.budget.choose(shelf.tier, staged)
         if order is None:
             order = next(self._counter)
-        self._waiting.append(DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged))
-        self._waiting_bytes += staged.form.nbytes
+        draft = DeferredDraft(slot, place.step, place.micro, order, tier, reason, staged)
         self.num_records += 1
+        if staged.summary is not None or before is not None:
+            self._unsettled.append((draft, staged, before))
+            if not self._unsettled[0][1].is_awaited:  # so many that the device handed them over early
+                self._settle()
+            return
+        self._waiting.append(draft)
+        self._waiting_bytes += staged.form.nbytes
         if self._waiting_bytes >= self._batch_bytes or len(self._waiting) >= _BATCH_ITEMS:
             self._hand_on()
         for name, part in staged.parts or ():
@@ -251,15 +284,25 @@ class Tape:
         if items:
             self.guard("records", put_all, self.sink, items, nbytes)
 
+    def _settle(self) -> None:
+        """Let what is still on devices come, and hand all on."""
+        self._stager.settle()
+        found, self._unsettled = self._unsettled, []
+        drafts = [draft for draft, staged, before in found if before is None or not same_bits(staged, before)]
+        self.num_records -= len(found) - len(drafts)
+        self._waiting += drafts
+        self._waiting_bytes += sum(draft.copy.form.nbytes for draft in drafts if draft.copy.address)
+        self._hand_on()
+
     def hand_on(self) -> None:
         """Give the sink what it has not got yet."""
         with self._lock:
-            self._hand_on()
+            self._settle()
 
     def end_step(self, step: int) -> None:
         """Forget copies and make the step durable."""
         with self._lock:
-            self._hand_on()
+            self._settle()
             self._stager.forget()
             overrun = "" if self.budget is None else self.budget.finish_step(step)
             if overrun:
@@ -269,7 +312,7 @@ class Tape:
     def close(self, info: RunInfo) -> None:
         """Hand over what is left, and close the sink."""
         with self._lock:
-            self._hand_on()
+            self._settle()
             self._stager.release()
             self.sink.close(info)
             told = getattr(self.sink, "notes", ())  # what the sink itself could not do

@@ -7,15 +7,14 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 
 import numpy as np
 
-from precision_align.core.dtypes import DTYPES, Array
+from precision_align.core.dtypes import DTYPES
 from precision_align.core.errors import UsageError
-from precision_align.core.records import Point, TensorRecord
+from precision_align.core.records import Point, Statistics, TensorRecord
 from precision_align.core.terms import Role
-from precision_align.numerics.statistics import summarize
 from precision_align.recording.signals import Switch
 
 _JUMP = re.compile(r"\s*([\w.]+)\s*([<>])\s*(?:([0-9.eE+-]+)\s*\*\s*)?(median|mean|[0-9.eE+-]+)\s*")
@@ -31,8 +30,8 @@ class Condition:
 
     text = ""
 
-    def look_at_tensor(self, record: TensorRecord, words: Array) -> None:
-        """A tensor of the running step."""
+    def look_at_tensor(self, record: TensorRecord, count: Callable[[], Statistics]) -> None:
+        """A tensor of the running step; ``count`` gives its statistics."""
 
     def look_at_point(self, point: Point) -> None:
         """A value of a series."""
@@ -52,12 +51,12 @@ class NonFinite(Condition):
         self.text, self._all_infinities = text, text == "inf"
         self._found = ""
 
-    def look_at_tensor(self, record: TensorRecord, words: Array) -> None:
+    def look_at_tensor(self, record: TensorRecord, count: Callable[[], Statistics]) -> None:
         """Count its NaNs and infinities."""
         dtype = DTYPES.get(record.dtype)
-        if self._found or dtype is None or not dtype.is_floating or not words.size:
+        if self._found or dtype is None or not dtype.is_floating or 0 in record.shape:
             return
-        counted = summarize(words, dtype)
+        counted = count()
         bad = counted.nan
         if self._all_infinities or record.key.role in _NEVER_INFINITE:
             bad += counted.inf
@@ -161,10 +160,10 @@ class Trigger:
         if not self._conditions:
             raise UsageError(f"a trigger needs a condition: {_HELP}")
 
-    def look_at_tensor(self, record: TensorRecord, words: Array) -> None:
-        """A tensor of the running step."""
+    def look_at_tensor(self, record: TensorRecord, count: Callable[[], Statistics]) -> None:
+        """A tensor of the running step; ``count`` gives its statistics."""
         for condition in self._conditions:
-            condition.look_at_tensor(record, words)
+            condition.look_at_tensor(record, count)
 
     def look_at_point(self, point: Point) -> None:
         """A value of a series."""

@@ -10,6 +10,7 @@ from precision_align.core.dtypes import Array
 from precision_align.core.keys import Key, escape
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
+from precision_align.numerics.batches import Values
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +80,23 @@ class Slot:
         return text
 
 
+@dataclass(eq=False)
+class Summary:
+    """What was made of a tensor on its device, filled in at the step's end; ``reason``: why there is nothing.
+
+    ``values``: those of the statistics; ``sketch``: None where none was asked for.
+    """
+
+    digest: bytes = b""
+    values: Values | None = None
+    sketch: Array | None = None
+    reason: str = ""
+
+
 class Copy(Protocol):
     """A tensor that was copied: its form, its words or None (see :class:`~precision_align.storage.base.Draft`).
 
+    ``summary``: of a tensor on a device what is kept in place of its words, None of one that was copied.
     ``address``: where plain words lie, not 0 only where they are as the form says, in C order.
     """
 
@@ -96,6 +111,9 @@ class Copy(Protocol):
 
     @property
     def parts(self) -> Sequence[tuple[str, Any]]: ...
+
+    @property
+    def summary(self) -> Summary | None: ...
 
 
 class DeferredDraft:

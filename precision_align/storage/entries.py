@@ -21,7 +21,7 @@ from precision_align.numerics.sketches import WHOLE_BELOW_BYTES, sketch
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import AnyDraft
 from precision_align.storage.checkpoints import EXTRA, Checkpoint, Reference
-from precision_align.storage.drafts import DeferredDraft
+from precision_align.storage.drafts import DeferredDraft, Summary
 from precision_align.storage.hashing import DIGEST_BYTES, digest_words
 
 # What may be kept as a reference to a checkpoint.
@@ -137,6 +137,8 @@ class Finisher:
         """
         if isinstance(draft, DeferredDraft) and draft.copy.address:
             return self._finish_copy(draft)
+        if isinstance(draft, DeferredDraft) and draft.copy.summary is not None:
+            return _finish_summary(draft, draft.copy.summary)
         record = draft.record
         words, trouble = check_words(draft)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
@@ -219,6 +221,16 @@ class Finisher:
             table = sketch(words, dtype)
         found = self._summaries[digest, dtype.name] = (values, table)
         return found
+
+
+def _finish_summary(draft: DeferredDraft, found: Summary) -> Entry:
+    """A tensor that was summarized on its device; the budget may have lowered its tier since."""
+    tier, reason = draft.tier, draft.reason
+    if found.reason:
+        tier, reason = Tier.FINGERPRINT, found.reason
+    values = None if tier is Tier.FINGERPRINT else found.values
+    table = found.sketch if tier is Tier.SKETCH else None
+    return Entry(draft, tier, found.digest, values, draft.copy.form.nbytes, reason, None, table)
 
 
 # The columns of a tensor's statistics.

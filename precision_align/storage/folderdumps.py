@@ -87,6 +87,11 @@ class FolderDump(DumpView):
         """All tensors, ordered by rank, step and sequence number."""
         return self._records
 
+    @property
+    def losses(self) -> Sequence[str]:
+        """Of what was recorded, what is not here: files unreadable, missing or unfinished, a run that did not end."""
+        return [*self._losses, *(note for rank in self._ranks for note in rank.notes)]
+
     @cached_property
     def calls(self) -> Sequence[Call]:
         """All calls, ordered by rank, step and exit."""

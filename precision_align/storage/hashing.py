@@ -52,6 +52,13 @@ def digest_words(words: Array, release: Release | None = None) -> bytes:
     return hasher.digest()
 
 
+def digest_folded(sums: Array, nbytes: int) -> bytes:
+    """The hash of more than 8 KiB that were folded elsewhere: ``sums`` as uint8, little-endian; ``nbytes`` of data."""
+    hasher = hashlib.blake2b(sums.data, digest_size=DIGEST_BYTES, person=_FOLDED_TAG)
+    hasher.update(nbytes.to_bytes(8, "little"))
+    return hasher.digest()
+
+
 def _folder() -> Folder:
     found: Folder | None = getattr(_local, "folder", None)
     if found is None:

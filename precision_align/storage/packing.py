@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from precision_align.core.errors import DumpForeign, UsageError
+from precision_align.core.errors import DumpError, DumpForeign, UsageError
 from precision_align.storage import layout
 from precision_align.storage.certificates import find_certificates
 from precision_align.storage.folders import is_ours
+from precision_align.storage.opening import open_own
 from precision_align.storage.redaction import Redactor
 from precision_align.storage.rewriting import Selection, list_ranks, measure, rewrite_dump
-from precision_align.storage.volumes import Manifest, Outcome, write_volumes
+from precision_align.storage.volumes import Manifest, Outcome, make_folder, write_volumes
 
 # Beside the volumes while they are written: dumps with less in them, and what was asked for.
 STAGING = ".staging"
@@ -80,14 +81,37 @@ def _list_files(dumps: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, Path]]
 
 
 def measure_pack(request: Request) -> list[tuple[str, int]]:
-    """(name, bytes) of each dump as it will be packed; about, where it is written again."""
-    found = []
+    """(name, bytes) of each dump as it will be packed; about, where it is written again.
+
+    Raises DumpError, and UsageError where the selection leaves no tensor.
+    """
+    found, chosen = [], 0
     for name, folder in find_dumps(request.sources, named=request.redactor is None):
         if request.is_plain:
             nbytes = sum(path.stat().st_size for _, path in list_files([(name, folder)]))
         else:
-            nbytes = measure(folder, request.selection, payloads=request.redactor is None)
+            tensors, nbytes = measure(folder, request.selection, payloads=request.redactor is None)
+            chosen += tensors
         found.append((name, nbytes))
+    if not request.selection.is_all and not chosen:
+        raise UsageError(
+            "no tensor is in all of the modules, steps and ranks that were asked for: `precision-align show "
+            f"{request.sources[0]}` lists those that are there"
+        )
+    return found
+
+
+def find_losses(request: Request) -> list[str]:
+    """What the dumps themselves lack: files unreadable, missing or unfinished, a run that did not end, or goes on."""
+    found: list[str] = []
+    for _, folder in find_dumps(request.sources):
+        for rank in list_ranks(folder):
+            if request.selection.wants_rank(int(rank.name[4:])):
+                try:
+                    with open_own(rank) as dump:
+                        found += dump.losses
+                except DumpError as error:
+                    found.append(str(error))
     return found
 
 
@@ -97,9 +121,11 @@ def pack(request: Request, target: Path, volume_bytes: int) -> tuple[Manifest, O
     for _, folder in dumps:
         if folder.resolve() == target.resolve() or target.resolve() in folder.resolve().parents:
             raise UsageError(f"{target} holds what is to be packed: choose another folder for the volumes")
-    if request.is_plain:
-        return write_volumes(list_files(dumps), target, volume_bytes)
     staging = target / STAGING
+    if request.is_plain:
+        shutil.rmtree(staging, ignore_errors=True)
+        return write_volumes(list_files(dumps), target, volume_bytes)
+    make_folder(target)
     if not _is_staged(staging, request):
         shutil.rmtree(staging, ignore_errors=True)
         for name, folder in dumps:
@@ -119,7 +145,7 @@ def _is_staged(staging: Path, request: Request) -> bool:
         content = json.loads((staging / _REQUEST).read_text("ascii"))
     except (OSError, ValueError):
         return False
-    return bool(content["asked"] == _hash_request(content["salt"], request))
+    return bool(content.get("asked") == _hash_request(str(content.get("salt")), request))
 
 
 def _mark_staged(staging: Path, request: Request) -> None:
@@ -129,4 +155,7 @@ def _mark_staged(staging: Path, request: Request) -> None:
 
 
 def _hash_request(salt: str, request: Request) -> str:
-    return hashlib.sha256(f"{salt}{request.asked}".encode("utf-8", "surrogatepass")).hexdigest()
+    """Of what was asked for, and of what: the dumps may have been recorded again."""
+    facts = [(name, path.stat()) for name, path in list_files(find_dumps(request.sources))]
+    files = [(name, fact.st_size, fact.st_mtime_ns) for name, fact in facts]
+    return hashlib.sha256(f"{salt}{request.asked}{files}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -31,6 +31,7 @@ NO_DATA = "no_data"  # in RunInfo.capture
 REASON = "left out by pack --no-data"
 _KEY_BYTES = 32
 _TOKEN_BYTES = 6  # 48 bits: of a million names two are the same with a chance of 2 in 1000
+_PLACE_DIGITS = 3  # of numbers that stay: of layers and list items, few have 1000
 # The parts of paths that this package makes, and torch's own names of parameters and buffers.
 _OWN_PARTS = frozenset(
     [
@@ -260,7 +261,8 @@ def _describe_secret(mark: str | None) -> str:
 
 
 def _is_number(part: str) -> bool:
-    return part.isascii() and (part.isdigit() or not part) and len(part) < 7
+    """Whether it is a place in a list or a layer's number; a longer one may be the key of a dict, such as an id."""
+    return part.isascii() and (part.isdigit() or not part) and len(part) <= _PLACE_DIGITS
 
 
 def _is_safe_mode(value: Any) -> bool:

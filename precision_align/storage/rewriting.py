@@ -117,7 +117,7 @@ def _rewrite_rank(dump: FolderDump, folder: Path, selection: Selection, redactio
     for point in points if redaction is None else redaction.points(points):
         series.append(point)
     series.close()
-    write_run(folder, Run(info, closed=True, parts=len(list_parts(folder))))
+    write_run(folder, Run(info, not dump.losses, len(list_parts(folder))))
 
 
 def _write_step(
@@ -156,15 +156,16 @@ def _read_entry(dump: FolderDump, position: int) -> Entry:
     )
 
 
-def measure(source: Path, selection: Selection, *, payloads: bool) -> int:
-    """About how many bytes :func:`rewrite_dump` will write. Raises DumpError."""
-    total = 0
+def measure(source: Path, selection: Selection, *, payloads: bool) -> tuple[int, int]:
+    """How many tensors :func:`rewrite_dump` will write, and about how many bytes. Raises DumpError."""
+    total = tensors = 0
     for folder in list_ranks(source):
         if not selection.wants_rank(int(folder.name[4:])):
             continue
         with open_own(folder) as dump:
             wanted = [record for record in dump.records if selection.wants(record.key)]
+            tensors += len(wanted)
             total += ROW_BYTES * (len(wanted) + len(dump.calls))
             stored = {record.digest: record.nbytes for record in wanted if record.tier == layout.TIERS[-1]}
             total += sum(stored.values()) if payloads else 0
-    return total
+    return tensors, total

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, SchemaTooNew, UsageError
-from precision_align.storage.blobs import require_room
+from precision_align.storage.blobs import is_disk_full, require_room
 from precision_align.storage.handles import create_file
 
 MANIFEST = "manifest.json"
@@ -28,6 +29,7 @@ UNPACKING = ".unpacking"
 _STATE = "applied.json"
 _BLOCK = 1 << 20
 _SUFFIX = ".tmp"
+_VOLUME = re.compile(rf"volume\d{{5,}}\.pav({re.escape(_SUFFIX)})?")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise DumpDamaged(f"{path} cannot be read ({error}): bring it again") from error
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise DumpForeign(f"{path} is not of `precision-align pack`")
-    if int(content.get("version", 0)) > VERSION:
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
         raise SchemaTooNew(f"{path} was written by a newer precision-align: upgrade")
     if content.pop("digest", None) != _digest({"format": FORMAT, **content}):
         raise DumpDamaged(f"{path} was changed on its way: bring it again")
@@ -171,7 +174,7 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
     pieces = tuple(Piece(name, path.stat().st_size) for name, path in files)
     manifest = Manifest(volume_bytes, pieces)
     before = _check_target(folder, manifest)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     there = sum(path.stat().st_size for path in folder.glob("volume*.pav"))
     require_room(folder, max(0, manifest.nbytes - there))
     whole, outcome = hashlib.sha256(), Outcome([], [])
@@ -198,12 +201,20 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
                 block = block[len(taken) :]
         hashed.append(replace(piece, sha256=hasher.hexdigest()))
     close_volume()
+    _remove_others(folder, {piece.name for piece in volumes})
     manifest = Manifest(volume_bytes, tuple(hashed), tuple(volumes), whole.hexdigest())
     temporary = folder / (MANIFEST + _SUFFIX)
     with os.fdopen(create_file(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="ascii") as file:
         file.write(manifest.encode())
     temporary.replace(folder / MANIFEST)
     return manifest, outcome
+
+
+def _remove_others(folder: Path, names: Collection[str]) -> None:
+    """Volumes of a pack that was interrupted here before: they may hold what this one leaves out."""
+    for path in folder.iterdir():
+        if _VOLUME.fullmatch(path.name) and path.name not in names:
+            path.unlink()
 
 
 def _read_blocks(path: Path, nbytes: int) -> Iterator[bytes]:
@@ -254,6 +265,16 @@ def _hash_file(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def make_folder(folder: Path) -> None:
+    """Make it and those above. Raises UsageError where that cannot be, OSError where the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise UsageError(f"{folder} cannot be made ({error.strerror}): choose another folder") from error
+
+
 def read_volumes(folder: Path, target: Path) -> Manifest:
     """Put the files of a pack together in ``target``.
 
@@ -262,9 +283,11 @@ def read_volumes(folder: Path, target: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     place = target / UNPACKING
-    if target.exists() and (not target.is_dir() or any(path.name != UNPACKING for path in target.iterdir())):
+    begun = place.is_dir()  # then files of the pack may already be where they belong
+    mine = {UNPACKING, *(PurePosixPath(file.name).parts[0] for file in manifest.files if begun)}
+    if target.exists() and (not target.is_dir() or any(path.name not in mine for path in target.iterdir())):
         raise UsageError(f"{target} is not empty: choose another folder")
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     applied = _read_applied(place, manifest)
     trouble = find_trouble(folder, manifest, applied)
     require_room(target, manifest.nbytes * (len(manifest.volumes) - len(applied)) // len(manifest.volumes))
@@ -272,7 +295,9 @@ def read_volumes(folder: Path, target: Path) -> Manifest:
         if piece.name not in applied and piece.name not in trouble:
             _apply(folder / piece.name, number * manifest.volume_bytes, manifest, place)
             applied.append(piece.name)
-            (place / _STATE).write_text(json.dumps({"sha256": manifest.sha256, "applied": applied}), "ascii")
+            temporary = place / (_STATE + _SUFFIX)
+            temporary.write_text(json.dumps({"sha256": manifest.sha256, "applied": applied}), "ascii")
+            temporary.replace(place / _STATE)
     if trouble:
         listed = ", ".join(f"{name} ({what})" for name, what in trouble.items())
         raise DumpDamaged(
@@ -319,9 +344,9 @@ def _copy_part(source: IO[bytes], nbytes: int, path: Path, where: int) -> None:
 def _finish(manifest: Manifest, place: Path, target: Path) -> None:
     whole = hashlib.sha256()
     for piece in manifest.files:
-        path = place / "files" / piece.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():  # an empty file lies in no volume
+        path = _find_part(piece.name, place, target)
+        if not path.exists() and not piece.nbytes:  # an empty file lies in no volume
+            path.parent.mkdir(parents=True, exist_ok=True)
             os.close(create_file(path))
         hasher = hashlib.sha256()
         for block in _read_blocks(path, piece.nbytes):
@@ -332,6 +357,13 @@ def _finish(manifest: Manifest, place: Path, target: Path) -> None:
             raise DumpDamaged(f"{piece.name} does not fit its hash, though its volumes did: give the command again")
     if whole.hexdigest() != manifest.sha256:
         raise DumpDamaged("the whole does not fit its hash, though its files do: the manifest was not made by `pack`")
-    for path in sorted((place / "files").iterdir()):
+    unpacked = place / "files"
+    for path in sorted(unpacked.iterdir() if unpacked.is_dir() else ()):
         path.replace(target / path.name)
     shutil.rmtree(place)
+
+
+def _find_part(name: str, place: Path, target: Path) -> Path:
+    """A file of the pack; an interruption at the very end left some of them where they belong."""
+    moved = target / name
+    return moved if (target / PurePosixPath(name).parts[0]).exists() else place / "files" / name

@@ -84,6 +84,9 @@ def compare(
         read_foreign([side for side in (theirs, ours) if isinstance(side, ForeignDump)], reading)
     theirs, lacking = leave_out_empty(theirs, replay)
     further, theirs_further = ([take_side(side, naming) for side in sides] for sides in (again, reference_again))
+    _require_further(further, ours, theirs, "the candidate")
+    if theirs is not None:
+        _require_further(theirs_further, theirs, ours, "the reference")
     merged = merge_ranks(theirs, ours, layout)
     engine = Engine(
         theirs,
@@ -107,6 +110,21 @@ def compare(
         reference=name_path(report.reference, reference),
         candidate={**name_path(report.candidate, candidate), **({"replay": code} if code else {})},
     )
+
+
+def _require_further(further: Sequence[Dump], own: Dump, other: Dump | None, name: str) -> None:
+    """Raises UsageError where a further run is the run itself, which shows nothing, or one of the other side, whose
+    differences would pass for noise.
+    """
+    for dump in further:
+        for known, what in ((own, "that run itself"), (other, "the other side's")):
+            if known is not None and _session(dump) and _session(dump) == _session(known):
+                raise UsageError(f"a further run of {name} is {what}: record {name} once more, on the same data")
+
+
+def _session(dump: Dump) -> tuple[str, str] | None:
+    """What is unique to one capture session; None of files of another tool."""
+    return (dump.info.run, dump.info.created) if dump.info.created else None
 
 
 def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> MergedDump | None:

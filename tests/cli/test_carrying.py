@@ -95,6 +95,7 @@ def test_one_visit_then_an_equal_start_elsewhere(work: Path, capsys: pytest.Capt
     assert all(str(r.tier) == "full" for r in dump.records if r.key.scope == "" and r.key.role in ("input", "loss"))
     assert main(["pack", "visit", "-o", "volumes", "--volume", "100KB"]) == 0
     assert main(["unpack", "volumes", "-o", "arrived"]) == 0
+    assert "show arrived/dump" in capsys.readouterr().out
     assert main(["capture", "-o", "own", "--start-from", "arrived/start", "--steps", "0-2", "--", "train.py", "2"]) == 0
     capsys.readouterr()
     assert main(["compare", "arrived/dump", "own", "--json"]) == 0

@@ -150,3 +150,15 @@ def test_from_the_command_line(tmp_path, capsys):
     assert main(["compare", reference, first, "--again", second, "-o", str(page)]) == 1
     assert "the candidate differs from itself" in capsys.readouterr().out
     assert "nondeterministic" in page.read_text("utf-8")
+
+
+def test_a_further_run_is_another_one(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("reference", "candidate")]
+    for path in paths:
+        model = Net()
+        with capture(model, path) as recorder, recorder.step():
+            model(torch.ones(2, 6))
+    for option, own, other in (("--again", paths[1], paths[0]), ("--reference-again", paths[0], paths[1])):
+        for given in (own, other):
+            assert main(["compare", *paths, option, given]) == 2
+            assert "further run" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def attend(tmp_path, monkeypatch):
     begun = []
 
     def attend(text: str, name: str = "capture.toml"):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, "utf-8")
         begun.append(unattended.start_unattended(str(tmp_path / name), below=False))
         return begun[-1]
 
@@ -133,7 +133,7 @@ def test_a_log_that_cannot_be_written_is_written_elsewhere(capsys, tmp_path, mon
 def test_the_dump_is_what_the_verb_writes(attend, capsys, tmp_path):
     alone = train()
     attendance = attend(
-        '{"output": "dump", "steps": [0, 2], "payload": {"*": "fingerprint", "2": "full"}}', "capture.json"
+        '\ufeff{"output": "dump", "steps": [0, 2], "payload": {"*": "fingerprint", "2": "full"}}', "capture.json"
     )
     captured = train()
     attendance.finish()

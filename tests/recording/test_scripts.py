@@ -239,3 +239,43 @@ def test_a_script_that_changes_its_folder_loses_nothing(run, tmp_path, monkeypat
     assert dump.steps == [0, 1, 2]
     assert not dump.notes
     assert all(dump.payload(record.key).size for record in dump.records)
+
+
+def test_an_update_that_a_gradient_scaler_skips_ends_a_step_too(run):
+    """Else an overflow on one side would shift all later steps against the other side's."""
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("torch before 2.3 scales on CUDA only")
+    dumps = [
+        run(
+            textwrap.dedent(f"""
+            model = mlp(3, 4, 1)
+            MODELS = [model]
+            optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+            for step in range(4):
+                loss = model(torch.randn(2, 3)).square().mean() * (float("inf") if step == {overflow} else 1)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            """)
+            + END,
+            name=f"dump{overflow}",
+        )
+        for overflow in (1, 9)
+    ]
+    for dump in dumps:
+        assert [(c.step, c.micro) for c in dump.calls if c.scope == ""] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+@pytest.mark.parametrize("name", ["execv", "execvp"])
+def test_a_script_that_replaces_its_process_is_told(tmp_path, monkeypatch, capfd, name):
+    def fail(*_):
+        raise FileNotFoundError
+
+    (tmp_path / "script.py").write_text(f"import os; os.{name}('x', ['x'])")
+    monkeypatch.setattr(os, "execv", fail)
+    monkeypatch.setenv("PATH", "/one:/two")
+    with pytest.raises(FileNotFoundError):
+        run_script([str(tmp_path / "script.py")], LaunchOptions(str(tmp_path / "dump")))
+    assert capfd.readouterr().err.count("what follows is not recorded") == 1
+    assert os.execv is fail

@@ -1,4 +1,4 @@
-"""Volumes: cut, carried, put together; interrupted and damaged on the way; with less in them, and without data."""
+"""Packs of dumps: whole, with less in them, and without data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from precision_align.cli.app import main
 from precision_align.core.dtypes import DTYPES
-from precision_align.core.errors import DumpDamaged, UsageError
 from precision_align.core.keys import Key
 from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source, Tier
 from precision_align.storage.base import Draft
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
-from precision_align.storage.volumes import read_manifest, read_volumes, write_volumes
+from precision_align.storage.redaction import Redactor
+from precision_align.storage.runs import read_run, write_run
 
 pytestmark = pytest.mark.live
 
@@ -39,94 +39,6 @@ SHORT = 0.7236328125  # exact in float16 and bfloat16 too
 
 def list_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def make_files(folder: Path, *sizes: int) -> list[tuple[str, Path]]:
-    folder.mkdir(exist_ok=True)
-    generator = np.random.default_rng(0)
-    found = []
-    for number, size in enumerate(sizes):
-        path = folder / f"file{number}"
-        path.write_bytes(generator.bytes(size))
-        found.append((f"deep/{path.name}", path))
-    return found
-
-
-@pytest.mark.parametrize("volume", [1, 7, 100, 1000, 5000])
-def test_every_size_of_volume_gives_the_files_back(tmp_path: Path, volume: int) -> None:
-    files = make_files(tmp_path / "source", 100, 0, 33, 0)
-    manifest, outcome = write_volumes(files, tmp_path / "volumes", volume)
-    assert len(outcome.written) == len(manifest.volumes) == -(-133 // volume)
-    assert all(piece.nbytes == volume for piece in manifest.volumes[:-1])
-    read_volumes(tmp_path / "volumes", tmp_path / "target")
-    assert list_files(tmp_path / "target") == {name: path.read_bytes() for name, path in files}
-
-
-def test_a_pack_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = make_files(tmp_path / "source", 1000, 1000)
-    volumes = tmp_path / "volumes"
-    real = Path.replace
-
-    def stop(self: Path, target: Path) -> Path:
-        if str(target).endswith("volume00004.pav"):
-            raise KeyboardInterrupt
-        return real(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stop)
-        with pytest.raises(KeyboardInterrupt):
-            write_volumes(files, volumes, 300)
-    with pytest.raises(DumpDamaged.__base__, match=r"no manifest\.json"):
-        read_volumes(volumes, tmp_path / "target")
-    manifest, outcome = write_volumes(files, volumes, 300)
-    assert outcome.kept == [f"volume{number:05d}.pav" for number in (1, 2, 3)]
-    (volumes / "volume00002.pav").unlink()
-    (volumes / "volume00005.pav").write_bytes(b"x" * 300)
-    again, outcome = write_volumes(files, volumes, 300)
-    assert outcome.written == ["volume00002.pav", "volume00005.pav"]
-    assert again == manifest
-    files[0][1].write_bytes(b"y" * 1000)
-    with pytest.raises(UsageError, match="another content"):
-        write_volumes(files, volumes, 300)
-    read_volumes(volumes, tmp_path / "target")
-
-
-def test_unpacking_names_what_is_wrong_and_goes_on(tmp_path: Path) -> None:
-    files = make_files(tmp_path / "source", 1000, 1000)
-    whole, carried, target = tmp_path / "whole", tmp_path / "carried", tmp_path / "target"
-    write_volumes(files, whole, 300)
-    carried.mkdir()
-    for path in whole.iterdir():
-        if path.name != "volume00003.pav":
-            (carried / path.name).write_bytes(path.read_bytes())
-    damaged = bytearray((carried / "volume00006.pav").read_bytes())
-    damaged[17] ^= 1
-    (carried / "volume00006.pav").write_bytes(damaged)
-    with pytest.raises(DumpDamaged, match=r"5 of 7 .* volume00003\.pav \(missing\), volume00006\.pav \(damaged\)"):
-        read_volumes(carried, target)
-    for number in (1, 2, 4, 5, 7):  # the carrier's disk is small: what was taken need not stay
-        (carried / f"volume{number:05d}.pav").unlink()
-    for name in ("volume00003.pav", "volume00006.pav"):
-        (carried / name).write_bytes((whole / name).read_bytes())
-    read_volumes(carried, target)
-    assert list_files(target) == {name: path.read_bytes() for name, path in files}
-    with pytest.raises(UsageError, match="not empty"):
-        read_volumes(carried, target)
-
-
-@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../b", ".unpacking/x"])
-def test_a_manifest_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
-    files = make_files(tmp_path / "source", 10)
-    write_volumes([(name, files[0][1])], tmp_path / "volumes", 100)
-    with pytest.raises(DumpDamaged, match="outside of its folder"):
-        read_volumes(tmp_path / "volumes", tmp_path / "target")
-    manifest = tmp_path / "volumes" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(name, "harmless"))
-    with pytest.raises(DumpDamaged, match="changed on its way"):
-        read_manifest(tmp_path / "volumes")
-
-
-# Dumps
 
 
 def make_record(words: np.ndarray, dtype: str, *, step: int = 0, number: int = 0, tier: Tier = Tier.FULL) -> Draft:
@@ -337,6 +249,13 @@ def test_names_stay_only_where_asked(planted: Path, tmp_path: Path) -> None:
     assert "word scope" in found
 
 
+def test_long_numbers_are_keys_and_do_not_leave() -> None:
+    redactor = Redactor(b"0" * 32)
+    assert redactor.path("args.0.999") == "args.0.999"
+    assert "7712" not in redactor.path("args.0.7712")
+    assert "7712" not in redactor.scope("experts.7712")
+
+
 def make_plain(folder: Path) -> Path:
     sink = Hdf5Sink(folder, RunInfo("run", "now", 0, 1, "cpu", capture={"sources": ["modules"]}))
     generator = np.random.default_rng(0)
@@ -378,6 +297,41 @@ def test_a_selection_holds_what_was_selected_and_all_of_it(tmp_path: Path, capsy
     assert "a note" in after.notes
 
 
+@pytest.mark.parametrize("words", [["--select", "tail*"], ["--no-data"]])
+def test_that_a_run_did_not_end_is_said_and_goes_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    dump = make_plain(tmp_path / "dump")
+    run = read_run(dump / "rank00000")
+    assert run is not None
+    write_run(dump / "rank00000", replace(run, closed=False))
+    assert main(["pack", str(dump), "-o", str(tmp_path / "volumes"), *words]) == 0
+    assert "note: " in (said := capsys.readouterr().err)
+    assert "the capture was not closed" in said
+    assert main(["unpack", str(tmp_path / "volumes"), "-o", str(tmp_path / "target")]) == 0
+    assert any("the capture was not closed" in note for note in open_dump(tmp_path / "target").notes)
+
+
+def test_a_dump_recorded_again_is_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, volumes = make_plain(tmp_path / "dump"), tmp_path / "volumes"
+    command = ["pack", str(dump), "-o", str(volumes), "--steps", "1"]
+
+    def stop(*_: object) -> None:
+        raise OSError(5, "the medium is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("precision_align.storage.packing.write_volumes", stop)
+        assert main(command) == 3
+    assert (volumes / ".staging" / "request.json").exists()
+    series = dump / "rank00000" / "series.jsonl"
+    series.write_text(series.read_text().replace("1.0", "7.0"))
+    assert main(command) == 0
+    assert main(["unpack", str(volumes), "-o", str(tmp_path / "target")]) == 0
+    assert [point.value for point in open_dump(tmp_path / "target").series] == [
+        point.value for point in open_dump(dump).series if point.step == 1
+    ]
+
+
 def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dump = make_plain(tmp_path / "dump")
     (tmp_path / "other").mkdir()
@@ -389,6 +343,10 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["pack", str(dump), "-o", str(tmp_path)], 2, "holds what is to be packed"),
         (["pack", str(dump), "-o", "x", "--key", "y"], 2, "belong to --no-data"),
         (["pack", str(dump), "-o", "x", "--volume", "0"], 2, "at least one byte"),
+        (["pack", str(dump), "-o", "x", "--select", "nothing.*"], 2, "no tensor is in all"),
+        (["pack", str(dump), "-o", "x", "--ranks", "5"], 2, "no tensor is in all"),
+        (["pack", str(dump), "-o", "x", "--steps", "5-2"], 2, "'5-2' is neither"),
+        (["pack", str(dump), "-o", str(tmp_path / "other" / "letter.txt" / "x")], 2, "cannot be made"),
         (["unpack", str(dump), "-o", "x"], 3, "no manifest.json"),
     ):
         assert main(words) == status

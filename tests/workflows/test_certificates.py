@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from programs import run_python
+from programs import make_environment, run_python
 from torch import nn
 
 import precision_align as pa
@@ -242,7 +243,8 @@ def test_the_verb_certifies_and_the_next_comparison_uses_it(reference, tmp_path)
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_certificates import build\n"
     )
     words = ("certify", "dump", "--replay", "plain.py:build", "--json")
-    done = run_python("-m", "precision_align", *words, cwd=tmp_path)
+    helpers = Path(inspect.getfile(run_python)).parent  # what this file imports
+    done = run_python("-m", "precision_align", *words, cwd=tmp_path, env=make_environment(PYTHONPATH=str(helpers)))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["records"] == reference[1].records

@@ -175,3 +175,126 @@ def test_a_side_of_which_nothing_is_recorded_is_reported_and_never_aligned(make)
     report = lockstep(make(Net(), X), torch.jit.trace(Net(1.5), X), X)
     assert (report.verdict, report.first) == (Verdict.NOT_COMPARABLE, None)
     assert any("candidate: the model is compiled TorchScript" in note for note in report.notes)
+
+
+def test_optimizers_that_never_step_are_said():
+    models, optimizers = make_optimizers(torch.optim.SGD, torch.optim.SGD)
+    idle = [note for note in lockstep(*models, X, optimizers=optimizers, steps=1).notes if "made no step" in note]
+    assert [note.partition(":")[0] for note in idle] == ["reference", "candidate"]
+    busy = lockstep(*models, X, step=train, optimizers=optimizers, steps=1)
+    assert not [note for note in busy.notes if "made no step" in note]
+
+
+class Cast(nn.Module):
+    """Two products, the result in float32 whatever they are computed in. ``low``: run under autocast."""
+
+    def __init__(self, low=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.weight, self.low = nn.Linear(8, 16), nn.Parameter(torch.randn(8, 16)), low
+
+    def forward(self, x):
+        return (self.up(x) @ self.weight.t()).float()
+
+
+class Hidden(Cast):
+    """No result shows the lower type."""
+
+    def forward(self, x):
+        return (x @ self.up.weight.t()).float()
+
+
+def lowered(module, inputs):
+    with torch.autocast("cpu", torch.bfloat16, enabled=module.low):
+        module(inputs).square().mean().backward()
+
+
+def test_autocast_on_one_side_is_a_mode(tmp_path):
+    found = lockstep(Cast(), Cast(low=True), X, step=lowered).first
+    assert (found.scope, found.kind, "autocast" in found.evidence) == ("up", "mode", True)
+    assert lockstep(Cast(low=True), Cast(low=True), X, step=lowered).verdict == Verdict.ALIGNED
+    assert lockstep(Cast(low=True), Cast(), X, step=lowered).verdict == Verdict.ALIGNED  # more bits, no fault
+    assert lockstep(Cast().bfloat16(), Cast().bfloat16(), X.bfloat16(), step=lowered).verdict == Verdict.ALIGNED
+    found = lockstep(Hidden(), Hidden(low=True), X, step=lowered).first
+    assert (found.scope, found.kind, "autocast" in found.evidence) == ("", "mode", True)
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[modes]\ndeclared = ["autocast"]\n', "utf-8")
+
+    def forward(module, inputs):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=module.low):
+            module(inputs)
+
+    assert lockstep(Cast(), Cast(low=True), X, step=forward, rules=rules).verdict == Verdict.ALIGNED
+
+
+class Counter(nn.Module):
+    """Keeps a running mean which its outputs do not depend on."""
+
+    def __init__(self, kept=True, rate=0.1):
+        super().__init__()
+        self.kept, self.rate = kept, rate
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        if self.kept:
+            self.mean = torch.lerp(self.mean, x.mean(0).detach(), self.rate)
+        return x * 2
+
+
+def test_a_buffer_that_only_the_reference_updates_is_a_fault():
+    found = lockstep(Counter(), Counter(kept=False), X).first
+    assert (found.scope, found.phase) == ("", Phase.FORWARD)
+    assert "mean is not updated" in found.evidence
+    assert lockstep(Counter(), Counter(), X).verdict == Verdict.ALIGNED
+    assert lockstep(Counter(rate=0.0), Counter(kept=False), X).verdict == Verdict.ALIGNED
+
+
+def test_gradients_clipped_one_by_one_are_no_clipped_norm():
+    models, optimizers = make_optimizers(torch.optim.SGD, torch.optim.SGD)
+
+    def clip(by_value):
+        def step(module, inputs):
+            module(inputs).square().mean().backward()
+            if by_value and module is models[1]:
+                nn.utils.clip_grad_value_(module.parameters(), 0.02)
+            else:
+                nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            module.optimizer.step()
+            module.optimizer.zero_grad()
+
+        return lockstep(*models, X, step=step, optimizers=optimizers, steps=1)
+
+    assert clip(by_value=False).verdict == Verdict.ALIGNED
+    models[1].load_state_dict(models[0].state_dict())
+    assert "clipping by value" in clip(by_value=True).first.evidence
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def test_a_lost_row_of_a_tied_gradient_is_found():
+    models = [Tied(), Tied()]
+    optimizers = tuple(torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+
+    def lose(row):
+        def step(module, ids):
+            module.zero_grad()
+            module(ids).square().mean().backward()
+            if row is not None and module is models[1]:
+                module.table.weight.grad[row] = 0
+            optimizers[module is models[1]].step()
+
+        return lockstep(*models, torch.arange(6), step=step, optimizers=optimizers, steps=1)
+
+    assert lose(None).verdict == Verdict.ALIGNED
+    models[1].load_state_dict(models[0].state_dict())
+    found = lose(3)
+    assert (found.verdict, found.first.op) == (Verdict.DIVERGED, "gradient")
