@@ -32,6 +32,16 @@ _HEALTH = {
         "overwritten, or below the dtype's resolution",
         "有梯度的优化器步之后逐位不变（{dtype}）：更新丢失、被覆盖，或小于该数据类型的分辨率",
     ),
+    "health.code.update undone": (
+        "at the next step's start bit for bit what it was before the optimizer changed it: something writes the old "
+        "value back (a master copy, a reload, a broadcast)",
+        "下一步开始时与优化器修改之前逐位相同：有代码把旧值写回（主权重副本、重新加载、广播）",
+    ),
+    "health.code.never stepped": (
+        "no optimizer step was recorded in {steps} steps with a backward pass, and no parameter changed between them: "
+        "right only while gradients are accumulated over all of them",
+        "{steps} 个有反向传播的步中没有记录到优化器步，参数也没有变化：只有在所有这些步都在累积梯度时才正确",
+    ),
     "health.code.not owned": (
         "has a gradient and no optimizer holds it: it never learns",
         "有梯度但不属于任何优化器：永远不会更新",
@@ -294,6 +304,11 @@ _QUANT = {
     "quant.problem.clipped": (
         "{clipped} of the reference's values lie beyond the codes: the scale {scale} is too small",
         "参考中 {clipped} 的值超出编码范围：缩放 {scale} 太小",
+    ),
+    "quant.problem.codes shifted": (
+        "{clipped} of the reference's values lie beyond the codes, though the scale {scale} is wide enough for them: "
+        "the zero point {zero} is off",
+        "参考中 {clipped} 的值超出编码范围，但缩放 {scale} 足够宽：零点 {zero} 有误",
     ),
     "quant.problem.range unused": (
         "only {used} of the codes' range occurs: the scale {scale} is too large",

@@ -154,11 +154,13 @@ def _estimated_band(steps: Array, differences: Array, resolution: Array) -> Band
     constant = float(np.clip(typical, _SINGLE, START_LIMIT)) if early.size >= FIRST else START_LIMIT
     growth = np.sqrt(1.0 + (steps[:START] - steps[0])).clip(max=START_GROWTH)
     law[:START] = np.maximum(law[:START], np.minimum(constant * growth, LAW_LIMIT))
-    return Band(np.maximum(law, _hide(resolution)), resolution, True, "estimated from the differences of the steps before each")
+    return Band(
+        np.maximum(law, _hide(resolution)), resolution, True, "estimated from the differences of the steps before each"
+    )
 
 
 def _hide(resolution: Array) -> Array:
-    """How large noise may be of which the printed digits show nothing: their resolution, twice it before it has grown."""
+    """How large noise may be that the printed digits do not show: their resolution, twice it before it has grown."""
     hidden = resolution.copy()
     hidden[:START] *= 2
     return hidden

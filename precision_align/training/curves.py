@@ -83,8 +83,8 @@ def compare_losses(
     notes += write_remarks(ours, theirs, again, pair.steps, excess, chosen, limits, onset)
     if moved is not None:
         notes.append(
-            "the curves are moved from the first common step on: if one side counts its steps from 0 and the other from "
-            "1, or only one logged its first step, that is all, and the steps must be numbered alike"
+            "the curves are moved from the first common step on: if one side counts its steps from 0 and the other "
+            "from 1, or only one logged its first step, that is all, and the steps must be numbered alike"
         )
     own_steps = is_dump_source(reference) or is_dump_source(candidate)
     return _build_report(ours, theirs, pair, chosen, limits, onset, batches, by or "step", own_steps, notes)
