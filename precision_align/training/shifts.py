@@ -37,9 +37,8 @@ def find_shift(reference: Array, candidate: Array) -> int | None:
 def is_shifted_before(reference: Array, candidate: Array, shift: int, end: int) -> bool:
     """Whether the candidate is nearer to the reference moved by ``shift`` than to the reference, in all before ``end``.
 
-    Where there is nothing before, nothing speaks against it.
-
-    ``shift``: as :func:`find_shift` gives it; ``end``: an index; both arrays float64 of one length.
+    Where there is nothing before, nothing speaks against it. ``shift``: as :func:`find_shift` gives it; ``end``: an
+    index; both arrays float64 of one length.
     """
     places = np.arange(end)
     places = places[(places + shift >= 0) & (places + shift < len(reference))]

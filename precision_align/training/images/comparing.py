@@ -29,7 +29,8 @@ class ImageReport:
     ``ssim``: structural similarity as scikit-image defines it, NaN where it is not installed or the image is too small;
     ``max_error``, ``mean_error``: absolute, of one channel value; ``wrong``: share of the pixels that are off by more
     than half a level of an 8-bit image, or by that share of a value over 1; ``nonfinite``: values that are NaN on any
-    side or infinite on one, all of them where none is finite on both; ``places``: where the error sits, strongest first; ``picture``: the error map as PNG.
+    side or infinite on one, all of them where none is finite on both; ``places``: where the error sits, strongest
+    first; ``picture``: the error map as PNG.
     """
 
     reference: str
