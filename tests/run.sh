@@ -40,8 +40,8 @@ vermin --no-tips --quiet --target=3.9- --violations \
   precision_align/core precision_align/numerics precision_align/storage precision_align/devices precision_align/replay \
   precision_align/recording precision_align/doctor precision_align/testing precision_align/pytest_plugin.py \
   precision_align/auto.py \
-  precision_align/library/{evidence,goldens,values,runner}.py \
-  precision_align/cli/{capture,collect,configuration,launchers,unattended,starts,pack,unpack,doctor,case,golden}.py
+  precision_align/library/{composed,evidence,goldens,values,runner}.py \
+  precision_align/cli/{capture,collect,configuration,launchers,unattended,starts,pack,progress,unpack,doctor,case,golden}.py
 
 step "what torch_npu over a stub of CANN said" # before the benchmarks, which measure time
 status=0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _PART = re.compile(r"([A-Za-z_]\w*|\.\.\.)(?:\[(\w+(?:,\w+)*)\])?")
 _SUM = re.compile(r"sum\[(\w+(?:,\w+)*)\]")
 
 Placements = tuple[str, ...]
+Stage = tuple[frozenset[int], str, Union[str, int]]
 Cells = Any  # an object array of the grid's shape: of records, shapes or arrays
 
 
@@ -40,14 +41,22 @@ class Grid:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.ranks.shape)
 
+    def select(self, ranks: Collection[int]) -> Grid | None:
+        """The part with just these ranks, of as many dimensions; None where they do not make up a block."""
+        places = np.argwhere(np.isin(self.ranks, list(ranks)))
+        block = np.ix_(*(np.unique(places[:, axis]) for axis in range(self.ranks.ndim)))
+        return Grid(self.ranks[block], self.names) if self.ranks[block].size == len(places) == len(ranks) else None
+
 
 @dataclass(frozen=True)
 class Layouts:
     """What a layout file says: ``mesh``: name -> size, outermost first; ``tensors``: (glob of a scope, role or "",
-    dims string) in the file's order, the last that fits wins; ``path``: for messages."""
+    dims string) in the file's order, the last that fits wins; ``stages``: (ranks, scope there, the whole model's scope,
+    or of a list of modules what is added to each number); ``path``: for messages."""
 
     mesh: Mapping[str, int] = field(default_factory=dict)
     tensors: Sequence[tuple[str, str, str]] = ()
+    stages: Sequence[Stage] = ()
     path: str = ""
 
     def find(self, scope: str, role: str, path: str) -> str:
@@ -135,10 +144,11 @@ def _find_dimension(name: str, grid: Grid, text: str) -> int:
 
 
 def read_layouts(path: str | os.PathLike[str]) -> Layouts:
-    """Read a TOML file with ``[mesh]`` (name = size, outermost first) and ``[tensors]`` (glob = dims, or a table
-    {input = dims, output = dims, gradient = dims}). Raises UsageError with all that is wrong."""
+    """Read a TOML file with ``[mesh]`` (name = size, outermost first), ``[tensors]`` (glob = dims, or a table
+    {input = dims, output = dims, gradient = dims}) and ``[stages]`` (ranks such as "2,3" = a table of scopes there =
+    the whole model's scope or number). Raises UsageError with all that is wrong."""
     content = _load(Path(path))
-    problems = [f"unknown key {key!r}" for key in content if key not in ("mesh", "tensors")]
+    problems = [f"unknown key {key!r}" for key in content if key not in ("mesh", "tensors", "stages")]
     mesh, tensors = content.get("mesh", {}), content.get("tensors", {})
     problems += [f"mesh.{name} = {size!r} is no size" for name, size in mesh.items() if not _is_size(size)]
     entries: list[tuple[str, str, str]] = []
@@ -151,9 +161,25 @@ def read_layouts(path: str | os.PathLike[str]) -> Layouts:
                 )
             else:
                 entries.append((glob, role, dims))
+    stages = _read_stages(content.get("stages", {}), problems)
     if problems:
         raise UsageError(f"{path}: " + "; ".join(problems))
-    return Layouts(dict(mesh), tuple(entries), str(path))
+    return Layouts(dict(mesh), tuple(entries), stages, str(path))
+
+
+def _read_stages(content: Mapping[str, Any], problems: list[str]) -> tuple[Stage, ...]:
+    stages = []
+    for ranks, scopes in content.items():
+        numbers = [one.strip() for one in ranks.split(",")]
+        if not all(one.isdecimal() for one in numbers) or not isinstance(scopes, dict):
+            problems.append(f'stages.{ranks}: write ranks and scopes, such as "2,3" = {{ layers = 4 }}')
+            continue
+        for scope, target in scopes.items():
+            if isinstance(target, bool) or not isinstance(target, (str, int)):
+                problems.append(f"stages.{ranks}.{scope} = {target!r} is neither a scope nor a number")
+            else:
+                stages.append((frozenset(map(int, numbers)), scope, target))
+    return tuple(stages)
 
 
 def _is_size(size: object) -> bool:

@@ -15,12 +15,15 @@ from precision_align.storage.base import Dump
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a whole tensor is made: ``records`` on the grid of ranks, one replica along dimensions of unequal ones."""
+    """How a whole tensor is made: ``records`` on the grid of ranks, one replica along dimensions of unequal ones.
+
+    ``rows``: its rows in the reference's order, None where they are.
+    """
 
     records: Cells
-    ranks: Array
     placements: Placements
     scale: float = 1.0
+    rows: Array | None = None
 
     @property
     def is_sum(self) -> bool:
@@ -31,7 +34,7 @@ class Recipe:
     def original(self) -> TensorRecord | None:
         """The one record that is the whole tensor as it is, None where there is more to do."""
         first: TensorRecord = self.records.flat[0]
-        plain = not self.is_sum and not any("Shard" in one for one in self.placements)
+        plain = self.rows is None and not self.is_sum and not any("Shard" in one for one in self.placements)
         return first if plain else None
 
     def make_words(self, dump: Dump) -> Array:
@@ -40,7 +43,7 @@ class Recipe:
         for place in np.ndindex(*self.records.shape):
             key = self.records[place].key
             pieces[place] = dump.values(key) if self.is_sum else dump.payload(key)
-        whole = assemble(pieces, self.placements)
+        whole = self._order(assemble(pieces, self.placements))
         if self.is_sum:
             whole = narrow(np.asarray(whole, dtype=np.float64) * self.scale, dtype_of(self.records.flat[0].dtype))
         return np.ascontiguousarray(whole).reshape(whole.shape)
@@ -48,9 +51,13 @@ class Recipe:
     def name_owners(self) -> Array:
         """For each element the rank that it comes from, -1 where it is a sum."""
         shapes = np.empty(self.records.shape, dtype=object)
+        ranks = np.empty(self.records.shape, dtype=np.int64)
         for place in np.ndindex(*self.records.shape):
-            shapes[place] = self.records[place].shape
-        return name_owners(shapes, self.ranks, self.placements)
+            shapes[place], ranks[place] = self.records[place].shape, self.records[place].key.rank
+        return self._order(name_owners(shapes, ranks, self.placements))
+
+    def _order(self, whole: Array) -> Array:
+        return whole if self.rows is None else whole[self.rows]
 
 
 def find_stride(shape: Sequence[int]) -> tuple[int, ...]:

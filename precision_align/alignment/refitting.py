@@ -18,19 +18,19 @@ from precision_align.alignment.fusions import Fusion
 from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.keys import Key
-from precision_align.core.records import Call, Point, RunInfo, TensorRecord
+from precision_align.core.records import Call, RunInfo, TensorRecord
 from precision_align.core.terms import Phase, Role, Source, Tier
 from precision_align.numerics.statistics import summarize
 from precision_align.storage.base import Dump
 from precision_align.storage.hashing import digest_words
-from precision_align.storage.views import DumpView
+from precision_align.storage.views import ChangedDump
 
 # Mark of a gradient that is a fused module's whole, on the first of its parts.
 WHOLE = "fused"
 Make = Callable[[], Array]
 
 
-class RefittedDump(DumpView):
+class RefittedDump(ChangedDump):
     """``fusions`` with, for each, the raw scopes of the candidate's modules that it speaks of.
 
     ``added``: raw scope of a new module -> the reference's aligned scope. What is derived is read when the dump is made
@@ -38,7 +38,7 @@ class RefittedDump(DumpView):
     """
 
     def __init__(self, dump: Dump, fusions: Sequence[tuple[Fusion, tuple[str, ...]]]) -> None:
-        self._base = dump
+        super().__init__(dump)
         self.added: dict[str, str] = {}
         self._derived: dict[str, Array] = {}
         self._origins: dict[str, Key] = {}
@@ -58,7 +58,7 @@ class RefittedDump(DumpView):
         names = [f"{raw}[{part.rpartition('.')[2]}]" for part in fusion.parts]
         self.added.update(zip(names, fusion.parts))
         rows = [fusion.find_rows(part) for part in range(len(names))]
-        for record in self._base.records:
+        for record in self._dump.records:
             if record.key.scope != raw:
                 continue
             axis = _find_axis(record, fusion)
@@ -70,7 +70,7 @@ class RefittedDump(DumpView):
                     self._alias(record, name)
                 else:
                     self._cut(record, name, rows[part], axis)
-        for call in self._base.calls:
+        for call in self._dump.calls:
             if call.scope == raw:
                 for name in names:
                     self._add_call(call, name)
@@ -78,7 +78,7 @@ class RefittedDump(DumpView):
     def _cut(self, record: TensorRecord, scope: str, rows: Array, axis: int) -> None:
         shape = list(record.shape)
         shape[axis] = len(rows)
-        self._derive([record], scope, tuple(shape), lambda: np.take(self._base.payload(record.key), rows, axis=axis))
+        self._derive([record], scope, tuple(shape), lambda: np.take(self._dump.payload(record.key), rows, axis=axis))
 
     def _join(self, fusion: Fusion, scopes: tuple[str, ...]) -> None:
         parent = scopes[0].rpartition(".")[0]
@@ -86,14 +86,14 @@ class RefittedDump(DumpView):
         self.added[name] = fusion.whole
         groups: dict[Key, list[TensorRecord]] = defaultdict(list)
         for scope in scopes:
-            for record in self._base.records:
+            for record in self._dump.records:
                 if record.key.scope == scope:
                     groups[replace(record.key, scope=name)].append(record)
         for members in groups.values():
             if len(members) == len(scopes):
                 self._join_records(members, name, fusion)
         calls: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-        for call in self._base.calls:
+        for call in self._dump.calls:
             if call.scope in scopes:
                 calls[call.rank, call.step, call.micro, call.call, call.pass_].append(call)
         for made in calls.values():
@@ -105,7 +105,7 @@ class RefittedDump(DumpView):
         first = members[0]
         if _is_input_gradient(first):
             wide = "float64" if first.dtype == "float64" else "float32"
-            read = self._base.values
+            read = self._dump.values
             self._derive(members, scope, first.shape, lambda: _add([read(one.key) for one in members], wide), wide)
             return
         axis = _find_part_axis(members, fusion)
@@ -116,7 +116,7 @@ class RefittedDump(DumpView):
         shape[axis] = fusion.total
 
         def make() -> Array:
-            whole = np.concatenate([self._base.payload(one.key) for one in members], axis=axis)
+            whole = np.concatenate([self._dump.payload(one.key) for one in members], axis=axis)
             return np.take(whole, fusion.order, axis=axis)
 
         self._derive(members, scope, tuple(shape), make)
@@ -160,52 +160,8 @@ class RefittedDump(DumpView):
     @property
     def info(self) -> RunInfo:
         """The run's information, with the new modules beside the recorded ones."""
-        known = self._base.info
+        known = self._dump.info
         return replace(known, modules={**known.modules, **dict.fromkeys(self.added, "")})
-
-    @property
-    def infos(self) -> Sequence[RunInfo]:
-        """As recorded."""
-        return self._base.infos
-
-    @property
-    def records(self) -> Sequence[TensorRecord]:
-        """All tensors, ordered by rank, step and sequence number."""
-        return self._records
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        """All calls, ordered by rank, step and exit."""
-        return self._calls
-
-    @property
-    def series(self) -> Sequence[Point]:
-        """As recorded."""
-        return self._base.series
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """As recorded."""
-        return self._base.notes
-
-    @property
-    def gaps(self) -> Sequence[str]:
-        """As recorded."""
-        return self._base.gaps
-
-    @property
-    def steps(self) -> Sequence[int]:
-        """As recorded."""
-        return self._base.steps
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """As recorded."""
-        return self._base.ranks
-
-    def position(self, text: str) -> int:
-        """The position in ``records`` of a key in its text form. Raises KeyError."""
-        return self._positions[text]
 
     def _find_origin(self, position: int) -> Key:
         record = self._records[position]
@@ -220,7 +176,7 @@ class RefittedDump(DumpView):
         if record.reason and record.key.scope in self.added:
             return None
         try:
-            return self._base.payload(self._find_origin(position))
+            return self._dump.payload(self._find_origin(position))
         except KeyError:
             return None
 
@@ -230,15 +186,15 @@ class RefittedDump(DumpView):
         derived = self._derived.get(str(record.key))
         if derived is not None or record.key.scope in self.added:
             return derived
-        return self._base.map_payload(record.key)
+        return self._dump.map_payload(record.key)
 
     def stored_sketch(self, position: int) -> Array | None:
         """As recorded; of what is derived none is stored."""
-        return None if self._is_derived(position) else self._base.sketch(self._find_origin(position))
+        return None if self._is_derived(position) else self._dump.sketch(self._find_origin(position))
 
     def stored_sample(self, position: int) -> Array | None:
         """As recorded; of what is derived none is stored."""
-        return None if self._is_derived(position) else self._base.sample(self._find_origin(position))
+        return None if self._is_derived(position) else self._dump.sample(self._find_origin(position))
 
     def _is_derived(self, position: int) -> bool:
         text = str(self._records[position].key)

@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from precision_align.alignment.names import align_names
 from precision_align.core.records import OPTIMIZER_SCOPE, OTHER_SCOPES, Call, TensorRecord
 from precision_align.core.terms import Pass, Phase, Role, Source
+from precision_align.core.trees import Unbuildable, rebuild
 from precision_align.storage.base import Dump
 
 Place = tuple[Phase, Role, str]
@@ -219,3 +221,12 @@ class Side:
 def collect_fingerprints(nodes: Iterable[Node]) -> tuple[object, ...]:
     """The fingerprints of several calls as one."""
     return tuple(node.fingerprint for node in nodes)
+
+
+def read_arguments(call: Call) -> dict[str, Any]:
+    """{"groups": [...], "state": {...}} of an optimizer call as plain data; empty where none was recorded."""
+    try:
+        value = rebuild(call.arguments, {}, lambda name: None, lambda kind, text: text)
+    except Unbuildable:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -27,6 +27,7 @@ VERBS = (
     "compare",
     "regimes",
     "certify",
+    "bisect",
     "pack",
     "unpack",
     "loss",

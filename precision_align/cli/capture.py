@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--eager", action="store_true", help="run what torch.compile made uncompiled, as no hook runs in compiled code"
     )
     _add_limits(parser)
+    _add_swaps(parser)
     _add_storage(parser)
     add_start_options(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
@@ -102,11 +103,29 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--facts", action="store_true", default=None, help="series of cheap facts of every batch")
 
 
+def _add_swaps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--swap",
+        metavar="WHAT=HOW",
+        action="append",
+        default=[],
+        help="execute a module (glob of its scope), a function (torch.nn.functional.gelu) or an operator "
+        "(aten.gelu.default) on the CPU (=cpu), by elementary operators (=composed), or in float32 out of autocast "
+        "(=fp32); may be given more than once",
+    )
+
+
 def _add_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="write nothing: run the script up to the end of its second recorded step, and print what the larger takes",
+    )
+    parser.add_argument(
+        "--world",
+        metavar="RANKS[/NODE]",
+        help="with --dry-run: how many ranks the job will have, and of these on a node, such as 1000/8 (default: the "
+        "launcher's WORLD_SIZE and LOCAL_WORLD_SIZE)",
     )
     parser.add_argument(
         "--reserve-free", metavar="SIZE", default="0", help="leave so much of the disk free, such as 20GB"
@@ -158,12 +177,17 @@ def _read_settings(arguments: argparse.Namespace) -> Settings:
 def read_options(arguments: argparse.Namespace) -> Any:
     """The options of a launch. Raises UsageError."""
     from precision_align.recording.limits import Limits
+    from precision_align.recording.swaps import make_swaps
     from precision_align.recording.visits import PAYLOAD as VISIT_PAYLOAD
     from precision_align.recording.watching import LaunchOptions
     from precision_align.recording.zoomplans import read_zoom_plan
+    from precision_align.storage.projections import find_world
 
     if arguments.plan and arguments.select:
         raise UsageError("--plan says which modules to record: leave --select out")
+    if arguments.world is not None and not arguments.dry_run:
+        raise UsageError("--world says for how many ranks --dry-run shall reckon: it goes with --dry-run")
+    find_world(arguments.world)
     if arguments.output is None and not arguments.dry_run:
         raise UsageError("-o DUMP names the folder to write")
     visit = read_visit(arguments)
@@ -194,7 +218,15 @@ def read_options(arguments: argparse.Namespace) -> Any:
         dry_run=arguments.dry_run,
         begin=read_beginning(arguments),
         visit=visit,
+        swaps=make_swaps(_read_swaps(arguments.swap)),
     )
+
+
+def _read_swaps(words: list[str]) -> dict[str, str]:
+    from precision_align.recording.swaps import parse_swap
+
+    swaps = [parse_swap(word) for word in words]
+    return {swap.pattern: swap.kind.value for swap in swaps}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -260,12 +292,17 @@ def _is_starter(filename: str) -> bool:
 
 
 def report_count(counted: CountingSink, arguments: argparse.Namespace, status: int) -> int:
-    """Say what a dump would take: bytes and files a step of this rank."""
+    """Say what a dump would take: bytes and files a step of this rank, and of all at each tier."""
     if not counted.steps:
         print_log("nothing would be recorded: no step with a model call was seen")
         return status or NOT_CAPTURED
     step = max(counted.steps, key=lambda step: step.nbytes)
+    from precision_align.storage.projections import find_world, project, to_dict
+
+    world = find_world(arguments.world)
+    projected = project(step.tiers, step.tensors, step.raw_bytes, world)
     row = {**asdict(step), "nbytes": step.nbytes, "free_bytes": _find_free(arguments.output)}
+    row["projection"] = to_dict(projected, world)
     if arguments.json:
         print_json(row)
         return status
@@ -273,6 +310,25 @@ def report_count(counted: CountingSink, arguments: argparse.Namespace, status: i
     print(f"  payloads {format_size(step.payload_bytes)}, tables {format_size(step.table_bytes)}")
     free = format_size(_find_free(arguments.output))
     print(f"  {format_size(step.nbytes)} a step and rank; {free} are free at {arguments.output}")
+    heads = (
+        "all tensors as",
+        "this rank",
+        f"node of {world.local}",
+        f"all {world.ranks} ranks",
+        "to write",
+        "to compare",
+    )
+    lines = [heads] + [
+        (
+            tier,
+            *(format_size(size) for size in (one.rank, one.node, one.world)),
+            f"{one.seconds:.2g} s",
+            f"{one.comparison:.2g} s",
+        )
+        for tier, one in projected.items()
+    ]
+    for line in lines:
+        print("  " + "".join(f"{cell:<16}" for cell in line).rstrip())
     return status
 
 
@@ -301,9 +357,14 @@ def report(recorder: Any, arguments: argparse.Namespace, status: int) -> int:
         print_log(f"error {NothingCaptured(f'nothing was captured: {missing}')}")
         return status or NOT_CAPTURED
     steps, records = recorder.num_steps, recorder.num_records
-    print_log(f"{arguments.output}: {steps} step{'s' * (steps != 1)}, {records} tensor{'s' * (records != 1)}")
-    following = ("collect", arguments.output, "-o", "DUMP") if arguments.node_local else ("show", arguments.output)
-    print_log(f"next: {join_command(*following)}")
+    print_log(
+        f"{arguments.output}: {records} tensor{'s' * (records != 1)} of a run of {steps} step{'s' * (steps != 1)}"
+    )
+    if arguments.node_local:
+        print_log(f"next: {join_command('collect', arguments.output, '-o', 'DUMP')}")
+    else:
+        both = join_command("compare", "REFERENCE", "CANDIDATE")
+        print_log(f"next: {join_command('show', arguments.output)}, or {both} once both sides are recorded")
     report_start(recorder, arguments)
     if arguments.json:
         counts = {"steps": recorder.num_steps, "records": recorder.num_records}

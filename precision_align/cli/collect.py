@@ -7,6 +7,7 @@ from pathlib import Path
 
 from precision_align.cli.output import print_json, print_log, print_text
 from precision_align.cli.parsers import PROGRAM
+from precision_align.cli.progress import Progress
 from precision_align.reporting.commands import join_command
 
 SUMMARY = "make one dump from what each node wrote on its own disk"
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Copy, read back, say what is missing."""
     from precision_align.storage.collecting import collect
 
-    found = collect([Path(folder) for folder in arguments.folders], Path(arguments.output))
+    with Progress("copying MiB") as copying, Progress("reading back") as reading:
+        found = collect([Path(folder) for folder in arguments.folders], Path(arguments.output), copying, reading)
     for problem in found.problems:
         print_log(f"note: {problem}")
     if arguments.json:

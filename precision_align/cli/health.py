@@ -6,6 +6,7 @@ import argparse
 import shlex
 
 from precision_align.cli.parsers import PROGRAM
+from precision_align.cli.progress import Progress
 from precision_align.core.errors import UsageError
 
 SUMMARY = "find what goes wrong in one training by itself"
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     groups = None if arguments.replicas is None else read_groups(arguments.replicas)
     if arguments.run:
         _record(arguments)
-    report = check_health(arguments.dump, arguments.reference, replicas=groups)
+    with Progress("checking") as progress:
+        report = check_health(arguments.dump, arguments.reference, replicas=groups, progress=progress)
     show_pages(arguments, report.to_dict(), lambda language: describe_health(report, language))
     return int(bool(report.faults))
 

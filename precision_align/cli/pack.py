@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precision_align.cli.output import print_json, print_log, print_text
+from precision_align.cli.progress import Progress
 from precision_align.core.errors import UsageError
 from precision_align.core.ranges import parse_numbers
 from precision_align.reporting.commands import join_command
@@ -70,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.json:
         print_text("\n".join(lines))
-    manifest, outcome = pack(request, Path(arguments.output), volume_bytes)
+    with Progress("rewriting") as rewriting, Progress("packing MiB") as packing:
+        manifest, outcome = pack(request, Path(arguments.output), volume_bytes, rewriting, packing)
     if arguments.json:
         done = {"written": outcome.written, "kept": outcome.kept, "bytes": manifest.nbytes}
         print_json({"folder": arguments.output, "sha256": manifest.sha256, **done})

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from precision_align.cli.progress import Progress
 from precision_align.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_page_target(arguments.output)
     if arguments.keep and not arguments.code:
         raise UsageError("--keep needs the models: give their code with --code FILE.py")
-    report = compare_quantised(arguments.reference, arguments.candidate, arguments.calibration)
+    with Progress("comparing") as progress:
+        report = compare_quantised(arguments.reference, arguments.candidate, arguments.calibration, progress)
     if arguments.code:
         report = _measure(report, arguments)
     show_pages(arguments, report.to_dict(), lambda language: describe_quant(report, language))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from precision_align.cli.output import print_json, print_log, print_text
+from precision_align.cli.progress import Progress
 from precision_align.core.errors import UsageError
 
 SUMMARY = "find what a source tree needs of CUDA"
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     rules = load_rules(arguments.rules)
     rows = load_library(arguments.library).rows
-    report = scan_source(arguments.path, rules, rows, baseline=arguments.baseline, progress=print_log)
+    with Progress("scanning") as progress:
+        report = scan_source(arguments.path, rules, rows, baseline=arguments.baseline, progress=progress)
     if arguments.write_baseline:
         write_baseline(arguments.write_baseline, report.findings)
         print_log(f"wrote {len(report.findings)} findings to {arguments.write_baseline}")

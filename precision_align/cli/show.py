@@ -41,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="only records of this step")
     parser.add_argument("--rank", type=int, help="only records of this rank")
     parser.add_argument("--limit", type=int, default=40, help="lines of each list; 0 for all (default: 40)")
+    parser.add_argument("--tree", action="store_true", help="the modules as a tree, with their tensors' count and size")
+    parser.add_argument(
+        "--against",
+        metavar="DUMP",
+        help="another dump: show its tensor of the same KEY beside this one, and how far apart",
+    )
     parser.add_argument("--export", metavar="DIR", help="write every stored tensor into a new folder")
     parser.add_argument(
         "--format",
@@ -54,11 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Show a dump, one of its tensors, or export it. Exit status 0."""
     if arguments.limit < 0:
         raise UsageError("--limit takes a number of lines from 0 (all) up")
+    if arguments.against and not arguments.key:
+        raise UsageError("--against shows one tensor: name it after DUMP; 'precision-align compare' takes whole dumps")
     from precision_align.storage.opening import open_dump
 
     with open_dump(arguments.dump, arguments.naming) as dump:
         if arguments.export:
             _export(dump, arguments)
+        elif arguments.against:
+            _show_pair(dump, arguments)
         elif arguments.key:
             _show_tensor(dump, arguments)
         else:
@@ -106,10 +116,17 @@ def _explain_export(error: Exception, folder: str) -> Exception:
 
 
 def _show_dump(dump: Dump, arguments: argparse.Namespace) -> None:
+    from precision_align.reporting.browsing import grow_tree, render_tree
     from precision_align.reporting.dumps import describe_dump, render_dump
 
     records = select_records(dump.records, arguments.scope, arguments.step, arguments.rank)
-    if arguments.json:
+    if arguments.tree:
+        tree = grow_tree(dump, records)
+        if arguments.json:
+            print_json(tree.to_dict())
+        else:
+            print_text(render_tree(tree, width=measure_columns(), limit=arguments.limit))
+    elif arguments.json:
         print_json(describe_dump(dump, records))
     else:
         print_text(render_dump(dump, records, width=measure_columns(), limit=arguments.limit))
@@ -124,6 +141,20 @@ def _show_tensor(dump: Dump, arguments: argparse.Namespace) -> None:
         print_json(describe_tensor(dump, record))
     else:
         print_text(render_tensor(dump, record, width=measure_columns()))
+
+
+def _show_pair(dump: Dump, arguments: argparse.Namespace) -> None:
+    from precision_align.reporting.browsing import describe_pair, read_pair, render_pair
+    from precision_align.storage.opening import open_dump
+
+    record = find_record(select_records(dump.records, arguments.scope, arguments.step, arguments.rank), arguments.key)
+    with open_dump(arguments.against, arguments.naming) as other:
+        twin = find_record(other.records, str(record.key))
+        pair = read_pair((dump, record), (other, twin))
+    if arguments.json:
+        print_json(describe_pair(pair))
+    else:
+        print_text(render_pair(pair, width=measure_columns()))
 
 
 def select_records(

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path, PurePosixPath
 
 from precision_align.cli.output import print_json, print_text
+from precision_align.cli.progress import Progress
 from precision_align.reporting.commands import join_command
 from precision_align.reporting.languages import say
 from precision_align.storage.settings import format_size
@@ -23,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0; 3 with the names of volumes that are missing or damaged: bring them, and call it again."""
     from precision_align.storage.volumes import read_volumes
 
-    manifest = read_volumes(Path(arguments.folder), Path(arguments.output))
+    with Progress("unpacking MiB") as progress:
+        manifest = read_volumes(Path(arguments.folder), Path(arguments.output), progress)
     if arguments.json:
         print_json({"dump": arguments.output, "files": len(manifest.files), "bytes": manifest.nbytes})
         return 0

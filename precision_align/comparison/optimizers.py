@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from precision_align.alignment.side import Side
+from precision_align.alignment.side import Side, read_arguments
 from precision_align.core.records import Call, TensorRecord
 from precision_align.core.terms import Phase, Role
-from precision_align.core.trees import Unbuildable, rebuild
 
 Owner = tuple[str, str]
 
@@ -18,15 +17,6 @@ def find_step(side: Side, rank: int, step: int) -> Call | None:
     """The only optimizer call of a step; None where there is none or there are several (then pairs are compared)."""
     calls = side.steps.get((rank, step), [])
     return calls[0] if len(calls) == 1 and not calls[0].error else None
-
-
-def read_arguments(call: Call) -> dict[str, Any]:
-    """{"groups": [...], "state": {...}} of an optimizer call as plain data; empty where none was recorded."""
-    try:
-        value = rebuild(call.arguments, {}, lambda name: None, lambda kind, text: text)
-    except Unbuildable:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def compare_hyperparameters(candidate: Call | None, reference: Call | None) -> list[str]:

@@ -70,7 +70,7 @@ def locate(comparison: Comparison, rules: Rules | None = None) -> Findings:
     frontier += find_harmless(comparison.rows, frontier)
     verdict, reason = _decide(comparison, first)
     notes = [*reason, *_note_power(comparison.rows), *comparison.notes, *declared.describe(comparison.rows)]
-    notes += note_rows(comparison.rows, first)
+    notes += [*note_rows(comparison.rows, first), *_note_late(comparison.rows)]
     return Findings(
         verdict=verdict,
         first=first,

@@ -47,6 +47,8 @@ def _name_rank(found: Divergence, engine: Engine, merged: MergedDump, reference:
     if ranks == [-1]:
         return replace(found, evidence=f"{found.evidence}; {EQUAL}, a sum over them")
     if len(ranks) == 1:
+        if merged.is_held_by_one(found.key):
+            return replace(found, rank=ranks[0], evidence=f"{found.evidence}; made{ALONE}{ranks[0]}")
         alone = set(merged.source_ranks) - set(ranks) and merged.is_worst(found.key)
         text = f"; rank {ranks[0]} {WORST}" if alone else f"; {EQUAL}"
         return replace(found, rank=ranks[0], evidence=found.evidence + text)

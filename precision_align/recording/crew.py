@@ -27,6 +27,8 @@ from precision_align.recording.scaling import ScaleWatcher
 from precision_align.recording.series import Series
 from precision_align.recording.signals import Switch
 from precision_align.recording.starting import Starter
+from precision_align.recording.swapping import FunctionSwapTap, OperatorSwapTap, Swapper
+from precision_align.recording.swaps import Swap, means_operators
 from precision_align.recording.tape import Tape
 from precision_align.recording.units import listen
 from precision_align.recording.visits import GradientNorms
@@ -49,11 +51,13 @@ class Taps:
     entered before the script starts, and do nothing until a session binds them.
     """
 
-    def __init__(self, sources: frozenset[str], draws: bool = False) -> None:
+    def __init__(self, sources: frozenset[str], draws: bool = False, swaps: Sequence[Swap] = ()) -> None:
         self.operators = OperatorTap() if "operators" in sources else None
         self.functions = FunctionTap() if "functions" in sources else None
         self.collectives = CollectiveTap() if "collectives" in sources and has_distributed() else None
         self.draws = DrawTap() if draws else None
+        self.swapped_functions = FunctionSwapTap() if swaps else None
+        self.swapped_operators = OperatorSwapTap() if any(map(means_operators, swaps)) else None
         self._entered = False
 
     def enter(self, cleanup: contextlib.ExitStack, note: Callable[[str], None]) -> None:
@@ -64,12 +68,14 @@ class Taps:
         if self.draws is not None:  # below the other: a function's record holds what was put in place of its draws
             self.draws.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.draws, _top_function_mode, note)
-        if self.functions is not None:
-            self.functions.__enter__()  # type: ignore[no-untyped-call]
-            cleanup.callback(_leave, self.functions, _top_function_mode, note)
-        if self.operators is not None:
-            self.operators.__enter__()  # type: ignore[no-untyped-call]
-            cleanup.callback(_leave, self.operators, _top_dispatch_mode, note)
+        for functions in (self.swapped_functions, self.functions):  # what is recorded is the swapped call's
+            if functions is not None:
+                functions.__enter__()  # type: ignore[no-untyped-call]
+                cleanup.callback(_leave, functions, _top_function_mode, note)
+        for operators in (self.swapped_operators, self.operators):
+            if operators is not None:
+                operators.__enter__()  # type: ignore[no-untyped-call]
+                cleanup.callback(_leave, operators, _top_dispatch_mode, note)
         if self.collectives is not None:
             self.collectives.__enter__()  # type: ignore[no-untyped-call]
             cleanup.callback(_leave, self.collectives, _top_dispatch_mode, note)
@@ -103,7 +109,7 @@ class Setup:
     """What a session is made with; ``opened`` closes the switch, the trigger and the reference; ``muted``: it
     records nothing; ``eager``: compiled code runs uncompiled; ``after``: called when the dump is complete; ``start``:
     what it begins from, and writes of its beginning; ``norms``: a series of gradient norms is wanted;
-    ``find_step``: the framework's number of the step that begins.
+    ``find_step``: the framework's number of the step that begins; ``swaps``: what is executed in another way.
     """
 
     taps: Optional[Taps] = None
@@ -117,6 +123,7 @@ class Setup:
     start: Optional[Start] = None
     norms: bool = False
     find_step: Optional[Callable[[], int]] = None
+    swaps: Sequence[Swap] = ()
 
 
 @dataclass
@@ -133,6 +140,7 @@ class Crew:
     eager: bool = False
     starter: Optional[Starter] = None
     norms: Optional[GradientNorms] = None
+    swapper: Optional[Swapper] = None
 
     def start(self, cleanup: contextlib.ExitStack) -> None:
         """The session opens."""
@@ -147,6 +155,11 @@ class Crew:
     def start_step(self) -> None:
         """A step begins."""
         self._tell("start_step")
+
+    def meet_modules(self) -> None:
+        """One more model has come in the middle of a step."""
+        if self.swapper is not None:
+            self.swapper.attach()
 
     def start_batch(self, args: Any, kwargs: Any) -> None:
         """The model is about to be called."""
@@ -200,7 +213,7 @@ def gather_crew(
     """The companions of one session."""
     taps = setup.taps
     if taps is None:
-        taps = Taps(tape.plan.sources, setup.start is not None)
+        taps = Taps(tape.plan.sources, setup.start is not None, setup.swaps)
     findings, scales = Findings(tape), ScaleWatcher(tape)
     functions = FunctionRecorder(tape, calls, ledger, taps.functions, model)
     members: list[Companion] = [findings, scales, functions, _Units(functions)]
@@ -217,4 +230,20 @@ def gather_crew(
     if setup.start is not None and taps.draws is not None:
         starter = Starter(setup.start, taps.draws, tape, model, calls, optimizers)
         members.append(starter)
-    return Crew(tape, scales, members, taps, setup.switch, setup.opened, setup.muted, setup.eager, starter, norms)
+    swapper = None
+    if taps.swapped_functions is not None:
+        swapper = Swapper(setup.swaps, taps.swapped_functions, taps.swapped_operators, tape, model)
+        members.append(swapper)
+    return Crew(
+        tape,
+        scales,
+        members,
+        taps,
+        setup.switch,
+        setup.opened,
+        setup.muted,
+        setup.eager,
+        starter,
+        norms,
+        swapper,
+    )

@@ -138,7 +138,7 @@ class Reentry:
     runs again in there is to be followed too, so the mode goes on again with the outermost module of it.
     """
 
-    def __init__(self, tap: DrawTap) -> None:
+    def __init__(self, tap: TorchFunctionMode) -> None:
         self._tap = tap
         self._modules: list[Any] = []
 

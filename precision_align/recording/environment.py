@@ -53,7 +53,8 @@ def find_rank(rank: Optional[int] = None) -> tuple[int, int]:
 
 
 def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
-    """Where this process stands among the others: host, local rank, backend, and the mesh of sharded parameters."""
+    """Where this process stands among the others: host, local rank, backend, the mesh of sharded parameters, and the
+    numbers from 1 that Megatron gives the layers of the whole model, of which this rank may hold a few."""
     placement: dict[str, Any] = {"host": platform.node(), "local_rank": read_placement()[2]}
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -62,6 +63,10 @@ def describe_layout(model: torch.nn.Module) -> dict[str, Any]:
     meshes = [{"mesh": shard["mesh"], "names": shard["mesh_names"]} for shard in shards]
     if meshes:
         placement["meshes"] = [mesh for index, mesh in enumerate(meshes) if mesh not in meshes[:index]]
+    numbers = {name: vars(module).get("layer_number") for name, module in model.named_modules()}
+    layers = {name: n for name, n in numbers.items() if isinstance(n, int) and name.rpartition(".")[2].isdecimal()}
+    if layers:
+        placement["layers"] = layers
     return placement
 
 

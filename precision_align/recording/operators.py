@@ -252,6 +252,8 @@ class OperatorRecorder(Companion):
 
     def _take_outputs(self, running: _Running, leaves: Leaves) -> None:
         returned = set()
+        if running.written:
+            self._tape.forget_written(tensor for _, tensor in running.written)
         for path, tensor in leaves:
             returned.add(id(tensor))
             self._record(running, Role.OUTPUT, path, tensor)

@@ -241,6 +241,7 @@ class Recorder:
         else:
             self._info = update_models(self._info, self._model)
         self._others.add(scope)
+        self._crew.meet_modules()
         if self._tape.clock.recording:
             self._hooks.attach(self._model, begins=False)
             if "parameters" in self._tape.plan.sources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from precision_align.recording.optimizers import as_optimizers
 from precision_align.recording.plan import SOURCES, Payload, Plan, Select, Steps, make_plan
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.rings import RING_BYTES, DroppingSink, RingSink
+from precision_align.recording.swaps import Swap, make_swaps
 from precision_align.recording.tape import Clock, Tape
 from precision_align.storage.base import Dump, Sink
 from precision_align.storage.hdf5 import Hdf5Sink
@@ -67,6 +68,7 @@ def capture(
     save_start: Union[str, PathLike[str], None] = None,
     start_from: Union[str, PathLike[str], None] = None,
     checkpoint: Union[str, PathLike[str], None] = None,
+    swap: Optional[Mapping[str, str]] = None,
 ) -> Recorder:
     """Record what a model computes while inside; use as ``with capture(model, "runs/reference") as recorder:``.
 
@@ -98,6 +100,10 @@ def capture(
     begin with, on whatever device: state, batches and masks are set from it, steps are numbered on from its own, and
     what did not match is noted (see ``starting``).
 
+    ``swap``: module scope, function or operator (globs) -> "cpu", "composed" or "fp32": execute it on the CPU, by
+    elementary operators, or in float32 out of autocast, in all steps; this changes the numbers on purpose, and the dump
+    says so (see ``swaps``).
+
     ``storage``: how the dump is written (see :class:`~precision_align.storage.settings.Settings`): memory for tensors
     on their way, how long they may hold up training, disk space to leave free, how many steps to keep, compression.
 
@@ -126,6 +132,7 @@ def capture(
         eager=eager,
         after=partial(_certify, str(path), model, rank) if certify else None,
         begin=Beginning.at(save_start, start_from, checkpoint),
+        swaps=make_swaps(swap),
     )
 
 
@@ -148,6 +155,7 @@ def start_recorder(
     begin: Beginning = NO_BEGINNING,
     norms: bool = False,
     find_step: Optional[Callable[[], int]] = None,
+    swaps: Sequence[Swap] = (),
 ) -> Recorder:
     """A session from checked arguments; opens the dump. ``find_step``: the framework's number of the step that begins.
 
@@ -182,5 +190,5 @@ def start_recorder(
     start = None if muted else begin.make(pack, info, clock, limits.storage, overwrite)
     tape = Tape(sink, plan, info.rank, clock, budget=limits.make_budget(plan))
     forcer = None if reference is None else Forcer(reference, tape, model)
-    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms, find_step)
+    setup = Setup(taps, switch, limits.wants_facts, forcer, kept, muted, eager, after, start, norms, find_step, swaps)
     return Recorder(model, tape, info, optimizers, accumulates, setup)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
 import torch
@@ -20,6 +20,7 @@ from precision_align.core.terms import Tier
 from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
 from precision_align.recording.shards import describe_shard, local_shard, wait_for
 from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
+from precision_align.recording.storages import storage_of
 from precision_align.recording.summaries import SUMMARIZED, Summaries
 from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
@@ -117,6 +118,7 @@ class Stager:
         """Drop all remembered copies (at a step's end, or when a device reuses memory behind our back)."""
         self._copies.clear()
         self._on_device.clear()
+        self._on_device.clear()
         self._held_bytes = 0
 
     def release(self) -> None:
@@ -213,6 +215,17 @@ class Stager:
         room = torch.from_numpy(self._slab.array[offset : offset + form.nbytes])
         room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         return Staged(form, self._slab.array, address)
+
+    def forget_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These, and what shares their memory, were just written by an operator. Inside a dispatch mode torch counts a
+        version later, and for lists of tensors (``_foreach_add_``) never.
+        """
+        written = {key.cdata for tensor in tensors if (key := storage_of(tensor)) is not None}
+        for name, (reference, _, _) in list(self._on_device.items()):
+            tensor = reference()
+            key = None if tensor is None else storage_of(tensor)
+            if key is None or key.cdata in written:
+                del self._on_device[name]
 
     def _stage_any(self, tensor: torch.Tensor, tier: Optional[Tier]) -> Staged:
         """``tier``: that of a summary, None where the words are needed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -160,6 +160,11 @@ class Tape:
         """
         with self._lock:
             return self._stager.stage(tensor, tier, reuse=reuse)
+
+    def forget_written(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An operator has written these: their next copies are made anew."""
+        with self._lock:
+            self._stager.forget_written(tensors)
 
     def record(
         self,

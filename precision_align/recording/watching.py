@@ -31,6 +31,7 @@ from precision_align.recording.plan import SOURCES, Payload, Select, Steps, make
 from precision_align.recording.recorder import Recorder
 from precision_align.recording.session import start_recorder
 from precision_align.recording.structures import flatten_arguments
+from precision_align.recording.swaps import Swap
 from precision_align.recording.visits import Visit, divide
 from precision_align.storage.counting import CountingSink
 
@@ -40,8 +41,9 @@ class LaunchOptions:
     """What to capture of a script; as for :func:`~precision_align.recording.session.capture`.
 
     ``model``: "module:attribute" of the model ("__main__:model"), None for all outermost modules that the script calls;
-    ``begin``: the start pack to write, or to begin from; ``visit``: a budget for all of it; ``dry_run``: write nothing,
-    and end the script after its first two recorded steps (see ``Launch.counted``).
+    ``begin``: the start pack to write, or to begin from; ``swaps``: what is executed in another way; ``visit``: a
+    budget for all of it; ``dry_run``: write nothing, and end the script after its first two recorded steps (see
+    ``Launch.counted``).
     """
 
     path: str
@@ -58,6 +60,7 @@ class LaunchOptions:
     dry_run: bool = False
     begin: Beginning = NO_BEGINNING
     visit: Optional[Visit] = None
+    swaps: Sequence[Swap] = ()
 
 
 @dataclass
@@ -99,7 +102,7 @@ class Watch:
         self._known: dict[int, tuple[Any, OptimizerRecorder]] = {}
         self._replaced: Optional[Callable[..., Any]] = None
         self._replacement: Optional[Callable[..., Any]] = None
-        self._taps = Taps(frozenset(options.sources), options.begin.is_asked_for)
+        self._taps = Taps(frozenset(options.sources), options.begin.is_asked_for, options.swaps)
         # id -> module, which keeps the id from being used again
         self._familiar: dict[int, torch.nn.Module] = {}
         self._losses: dict[Optional[tuple[str, str]], str] = {}
@@ -206,6 +209,7 @@ class Watch:
             begin=options.begin if self._launch.counted is None else NO_BEGINNING,
             norms=options.visit is not None,
             find_step=find_counter(model),
+            swaps=options.swaps,
         )
         self._launch.recorder = self._session.enter_context(recorder)
         self._on_change()

@@ -54,6 +54,10 @@ COMMANDS = {
         "add float64 goldens and noise floors to a reference's dump",
         "为参考转储添加 float64 基准值与噪声下限",
     ),
+    "verb.bisect": (
+        "find the fewest modules or operators whose swap cures a run",
+        "找出替换执行方式即可修复运行的最少模块或算子",
+    ),
     "certify.done": (
         "{records} records certified in {files} files beside the dump's steps",
         "已为 {records} 条记录写入证书，共 {files} 个文件，位于转储的步骤文件旁",

@@ -13,7 +13,7 @@ from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import Call, RunInfo, TensorRecord
 from precision_align.reporting.serialization import encode_free
-from precision_align.reporting.terminal import cut, fold
+from precision_align.reporting.terminal import clip, cut, fold
 from precision_align.reporting.wording import format_bytes, format_number, quote
 from precision_align.storage.base import Dump
 
@@ -107,7 +107,7 @@ def render_dump(dump: Dump, records: Sequence[TensorRecord], *, width: int = 80,
     chosen = f"{len(records)} of {len(dump.records)} records" if len(records) != len(dump.records) else "records"
     if records:
         shown = records[:limit] if limit else records
-        blocks.append([chosen, *render_records(shown, width), *_tell_rest(len(records) - len(shown))])
+        blocks.append([chosen, *render_records(shown, width), *tell_rest(len(records) - len(shown))])
     else:
         blocks.append([f"{chosen}: none"])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
@@ -118,7 +118,10 @@ def _render_run(dump: Dump, width: int) -> list[str]:
     size = sum(record.nbytes for record in dump.records)
     fields = [
         ("run", f"{info.run} · {info.created}"),
-        ("device", info.device + (" · forced" if info.forced else "")),
+        (
+            "device",
+            info.device + (" · forced" if info.forced else "") + (" · swapped" if info.capture.get("swapped") else ""),
+        ),
         ("command", info.command),
         ("versions", " · ".join(f"{name} {version}" for name, version in info.versions.items())),
         ("steps", f"{_shorten_numbers(steps)} ({len(steps)})" if steps else "none"),
@@ -130,7 +133,7 @@ def _render_run(dump: Dump, width: int) -> list[str]:
     lines = [line for name, text in fields if text for line in _field(name, quote(text), width)]
     notes = list(dump.notes)
     return (
-        lines + [line for note in notes[:5] for line in _field("note", quote(note), width)] + _tell_rest(len(notes) - 5)
+        lines + [line for note in notes[:5] for line in _field("note", quote(note), width)] + tell_rest(len(notes) - 5)
     )
 
 
@@ -148,10 +151,11 @@ def _first_step(calls: Sequence[Call]) -> tuple[int, int] | None:
 
 
 def _shorten(lines: list[str], limit: int) -> list[str]:
-    return lines if not limit or len(lines) <= limit else [*lines[:limit], *_tell_rest(len(lines) - limit)]
+    return lines if not limit or len(lines) <= limit else [*lines[:limit], *tell_rest(len(lines) - limit)]
 
 
-def _tell_rest(count: int) -> list[str]:
+def tell_rest(count: int) -> list[str]:
+    """The line below a list that was cut short, if it was."""
     return [f"  … {count:,} more; --limit 0 shows all"] if count > 0 else []
 
 
@@ -176,7 +180,7 @@ def render_calls(calls: Sequence[Call], width: int) -> Iterator[str]:
     stack = [(call, 0) for call in reversed(children.get(-1, []))]
     while stack:
         call, depth = stack.pop()
-        yield cut([_render_call(call, depth)], 1, width)[0]
+        yield clip(_render_call(call, depth), width)
         stack += [(child, depth + 1) for child in reversed(children.get(call.identity, []))]
 
 
@@ -250,7 +254,7 @@ def render_tensor(dump: Dump, record: TensorRecord, *, width: int = 80) -> str:
     if values is None:
         lines += ["", *_field("no values", quote(trouble), width)]
     else:
-        head = "  ".join(_format_value(item) for item in values.ravel()[:FIRST_VALUES])
+        head = "  ".join(format_value(item) for item in values.ravel()[:FIRST_VALUES])
         lines += _field("values", head + (" …" if values.size > FIRST_VALUES else ""), width)
         lines += ["", *render_histogram(*measure_histogram(values), width=width)]
     return "\n".join(lines) + "\n"
@@ -281,18 +285,24 @@ def _list_statistics(found: Mapping[str, float]) -> list[tuple[str, str]]:
     return [("statistics", "  ".join(numbers)), ("counts", ", ".join([f"{found['numel']:,} values", *counts]))]
 
 
-def _format_value(item: Any) -> str:
+def format_value(item: Any) -> str:
+    """One value of a tensor in six digits."""
     number = item.item()
     return format(number, ".6g") if isinstance(number, (float, complex)) else str(number)
 
 
 def render_histogram(counts: Array, edges: Array, *, width: int = 80) -> list[str]:
     """One line a bin: its lower edge, a bar, its count. Bars of non-empty bins are never empty."""
-    if not counts.size:
-        return ["no finite value"]
+    return render_bars(counts[:, None], edges, width=width) if counts.size else ["no finite value"]
+
+
+def render_bars(counts: Array, edges: Array, *, width: int = 80) -> list[str]:
+    """One line for each of ``counts`` (bins, sides); the second side of a bin lies under the first, lighter."""
     room, most = max(width - 30, 10), int(counts.max())
     lines = []
-    for edge, count in zip(edges, counts.tolist()):
-        bar = "█" * max(round(room * count / most), 1 if count else 0)
-        lines.append(f"{format(float(edge), '.4g'):>12} │{bar} {count:,}")
+    for edge, row in zip(edges, counts.tolist()):
+        for side, count in enumerate(row):
+            bar = "█▓"[side] * max(round(room * count / most), 1 if count else 0)
+            label = "" if side else format(float(edge), ".4g")
+            lines.append(f"{label:>12} │{bar} {count:,}")
     return lines

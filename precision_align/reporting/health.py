@@ -19,9 +19,11 @@ _NEXT = ("nan forward", "nan backward", "nan gradient", "nan update")
 def describe_health(report: HealthReport, language: str = "en") -> Page:
     """The page: faults, remarks, what was looked at."""
     faults = report.faults
+    follow = [finding for finding in report.findings if finding.severity == Severity.CONSEQUENCE]
     remarks = [finding for finding in report.findings if finding.severity == Severity.REMARK]
     blocks = [
         _tabulate("health.faults", faults, language),
+        _tabulate("health.consequences", follow, language),
         _tabulate("health.remarks", remarks, language),
         Block(
             say(language, "health.checked"),

@@ -193,6 +193,7 @@ _HEADINGS = {
     "parts": ("{name} parts at step {step}", "{name} 在第 {step} 步分开"),
     "together": ("{name} stays together", "{name} 保持一致"),
     "nothing_recorded": ("nothing was recorded", "没有任何记录"),
+    "case.unrun": ("not run here", "未在此运行"),
     "no_row": ("no mapping row for this operator yet", "该算子尚无映射条目"),
 }
 

@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 from precision_align.core.results import Curve, Divergence, Findings
 from precision_align.core.terms import Verdict
@@ -32,7 +33,11 @@ _NOTE_LINES = 3  # of the first of many notes; the other reports have them all
 _GUTTER = 13  # widest heading, and two spaces on either side
 _ASCII = {
     "█": "#",
+    "▓": "=",
     "│": "|",
+    "├": "|",
+    "└": "`",
+    "─": "-",
     "→": "->",
     "×": "x",
     "·": "-",
@@ -192,6 +197,15 @@ def cut(lines: Sequence[str], count: int, width: int) -> list[str]:
     return [*lines[: count - 1], f"{last.rstrip()} …"]
 
 
+def clip(line: str, width: int) -> str:
+    """One line that fits ``width`` columns; an ellipsis says that there was more."""
+    # lazily, from the start: a line may be very long
+    ends = list(takewhile(lambda used: used <= width, accumulate(map(measure_width, line))))
+    if len(ends) == len(line):
+        return line
+    return f"{line[: sum(used < width for used in ends)].rstrip()}…"
+
+
 def _render_head(screen: _Screen, report: Findings) -> list[str]:
     verdict = Verdict(report.verdict)
     word = screen.say(f"verdict.{verdict}").upper()
@@ -258,8 +272,8 @@ def _phrase_measured(screen: _Screen, found: Divergence, name: str, value: float
 def _list_mapping(screen: _Screen, found: Divergence) -> list[_Field]:
     if found.mapping is None:
         return [screen.field("mapping", screen.say("no_row"), "dim", optional=True)] if found.op else []
-    row = describe_mapping(found.mapping)
-    cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or '?'}" for case in row.cases[:4])
+    row = describe_mapping(found.mapping, found.op)
+    cases = "  ".join(f"{quote(case.name)}: {quote(case.status) or screen.say('case.unrun')}" for case in row.cases[:4])
     pitfall = quote(row.pitfalls[0]) if row.pitfalls else ""
     return [
         screen.field("mapping", quote(row.title)),

@@ -202,11 +202,12 @@ _PITFALLS = ("differences", "pitfalls", "boundaries")
 _HIDDEN = ("modules", "calls", "inputs", "outputs", "cases", "results", "domain")
 
 
-def describe_mapping(mapping: Mapping[str, Any]) -> MappingLines:
-    """Read a row of the operator library, whatever fields it has."""
+def describe_mapping(mapping: Mapping[str, Any], op: str = "") -> MappingLines:
+    """Read a row of the operator library, whatever fields it has; of several symbols the one that names ``op``."""
     identity = _first_of(mapping, _IDENTITY)
     source, target = _first_of(mapping, _SOURCES), _first_of(mapping, _REPLACEMENTS)
-    title = " → ".join(_inline(part) for part in (_as_list(source or identity)[:1], target) if part)
+    sources = sorted(_as_list(source or identity), key=lambda symbol: str(symbol).rpartition(".")[2] != op)
+    title = " → ".join(_inline(part) for part in (sources[:1], target) if part)
     used = {*_HIDDEN, "op", *_PITFALLS, *_name_used(mapping, _SOURCES), *_name_used(mapping, _REPLACEMENTS)}
     facts = [(name, _inline(value)) for name, value in mapping.items() if name not in used]
     pitfalls = [_phrase_pitfall(item) for name in _PITFALLS for item in _as_list(mapping.get(name))]

@@ -20,7 +20,7 @@ from precision_align.scanner.text_source import PYTHON, classify, scan_text
 SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "venv", "build", "dist"})
 MAXIMUM_BYTES = 4 << 20  # longer files are generated or data
 _SHOWN = 160  # characters of a line that is quoted
-Progress = Callable[[str], None]
+Progress = Callable[[int, int], None]  # files read, files in all
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,10 @@ def scan_tree(root: str | Path, rules: Iterable[Rule], progress: Progress | None
     local = find_local_packages(path)
     findings: list[Finding] = []
     files = lines = 0
-    for source in _read_sources(path, notes):
+    paths = list(_list_files(path))
+    for source in _read_sources(path, _count(paths, progress), notes):
         files, lines = files + 1, lines + source.text.count("\n") + 1
         findings += _scan_source(source, index, local, notes)
-        if progress and files % 500 == 0:
-            progress(f"{files} files, {len(findings)} findings")
     return ScanReport(str(path), findings, files, lines, notes=notes)
 
 
@@ -59,8 +58,15 @@ def find_local_packages(root: Path) -> frozenset[str]:
     return frozenset(packages | {entry.stem for entry in entries if entry.suffix == ".py"} | {root.name})
 
 
-def _read_sources(root: Path, notes: list[str]) -> Iterator[_Source]:
-    for path in _list_files(root):
+def _count(paths: Sequence[Path], progress: Progress | None) -> Iterator[Path]:
+    for done, path in enumerate(paths):
+        if progress is not None:
+            progress(done, len(paths))
+        yield path
+
+
+def _read_sources(root: Path, paths: Iterable[Path], notes: list[str]) -> Iterator[_Source]:
+    for path in paths:
         name = _spell(path.name if root.is_file() else path.relative_to(root).as_posix())
         kind = classify(name)
         if not kind:
@@ -155,7 +161,7 @@ def find_uses(root: str | Path, reasons: Mapping[str, str]) -> tuple[Mapping[str
         if space != "aten":
             changed.setdefault(name.partition(".")[0], []).append(reason)
     found = []
-    for source in _read_sources(Path(root), []):
+    for source in _read_sources(Path(root), _list_files(Path(root)), []):
         if source.kind == PYTHON:
             found += [_describe_use(source, line, name, changed) for line, name in _list_uses(source, changed)]
     return tuple(found)

@@ -13,6 +13,7 @@ from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, Dum
 from precision_align.storage import layout
 from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.folderdumps import FolderDump
+from precision_align.storage.meters import Meter, Progress
 from precision_align.storage.opening import open_own
 from precision_align.storage.runs import read_run
 
@@ -27,19 +28,24 @@ class Collected:
     problems: Sequence[str] = field(default_factory=list)
 
 
-def collect(sources: Sequence[Path], target: Path) -> Collected:
+def collect(
+    sources: Sequence[Path], target: Path, copying: Progress | None = None, reading: Progress | None = None
+) -> Collected:
     """Copy the ranks of several folders into one dump and read every payload back against its hash.
 
     The target may hold other ranks of the run already: nodes may come one after another. A rank that is there already
     with the same files is not copied again. Nothing is changed in the sources. Raises UsageError where two different
     folders claim one rank or the ranks are of runs of different size, DumpNotFound and DumpForeign for a source that is
-    no dump, StorageFull, DumpError for what cannot be copied.
+    no dump, StorageFull, DumpError for what cannot be copied. ``copying``: told (MiB copied, MiB in all); ``reading``:
+    (tensors read back, tensors in all).
     """
     found = _find_ranks(sources, target)
-    for name, folder in found.items():
-        _copy_rank(folder, target / name)
+    new = {name: folder for name, folder in found.items() if not (target / name).exists()}
+    meter = Meter(copying, sum(path.stat().st_size for folder in new.values() for path in folder.iterdir()))
+    for name, folder in new.items():
+        _copy_rank(folder, target / name, meter)
     with open_own(target) as dump:
-        damaged = _read_back(dump)
+        damaged = _read_back(dump, reading)
         worlds = [info.world for info in dump.infos]
         return Collected(dump.ranks, max(worlds), len(dump.records), [*_missing(dump, target), *dump.gaps, *damaged])
 
@@ -80,14 +86,17 @@ def _are_equal(left: Path, right: Path) -> bool:
     return names[0] == names[1] and all(filecmp.cmp(left / name, right / name, shallow=False) for name in names[0])
 
 
-def _copy_rank(source: Path, target: Path) -> None:
+def _copy_rank(source: Path, target: Path, meter: Meter) -> None:
     """A rank is there whole or not at all."""
-    if target.exists():  # equal, or the very same
-        return
+
+    def copy_file(path: str, to: str) -> None:
+        shutil.copy2(path, to)
+        meter.add(Path(to).stat().st_size)
+
     unfinished = target.with_name(target.name + layout.UNFINISHED)
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(source, unfinished)
+        shutil.copytree(source, unfinished, copy_function=copy_file)
         if not _are_equal(source, unfinished):
             raise DumpDamaged(f"{source} was not copied faithfully, or is still being written: try again")
         unfinished.rename(target)
@@ -103,9 +112,11 @@ def _missing(dump: FolderDump, target: Path) -> list[str]:
     return [note for note in dump.notes if note.startswith(f"{target} has ")]
 
 
-def _read_back(dump: FolderDump) -> list[str]:
-    damaged = []
-    for position in range(len(dump.records)):
+def _read_back(dump: FolderDump, progress: Progress | None) -> list[str]:
+    damaged, count = [], len(dump.records)
+    for position in range(count):
+        if progress is not None:
+            progress(position, count)
         try:
             dump.stored_words(position)
         except DumpError as error:

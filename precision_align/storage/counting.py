@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -12,6 +13,7 @@ from precision_align.storage.base import AnyDraft
 from precision_align.storage.checkpoints import Checkpoint
 from precision_align.storage.entries import Entry, Finisher, narrow_words
 from precision_align.storage.layout import ALIGNMENT
+from precision_align.storage.projections import TIERS, count_bytes
 from precision_align.storage.settings import PART_BYTES
 from precision_align.storage.tables import Placement, call_row, encode_info, index_row
 from precision_align.storage.texts import TextWriter
@@ -26,7 +28,10 @@ class StepCounted(BaseException):
 
 @dataclass(frozen=True)
 class StepCount:
-    """One recorded step of one rank. Bytes as they would be on disk, equal tensors counted once."""
+    """One recorded step of one rank. Bytes as they would be on disk, equal tensors counted once.
+
+    ``raw_bytes``: of the distinct tensors themselves; ``tiers``: tier -> bytes of the step if all were kept so.
+    """
 
     step: int
     tensors: int
@@ -34,6 +39,8 @@ class StepCount:
     payload_bytes: int
     table_bytes: int
     files: int
+    raw_bytes: int
+    tiers: Mapping[str, int]
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +58,8 @@ class _Running:
     tensors: int = 0
     calls: int = 0
     tables: int = 0
+    sketches: int = 0
+    sizes: dict[tuple[bytes, int], tuple[int, int]] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         """Count one tensor."""
@@ -58,18 +67,25 @@ class _Running:
         self.tables += layout.INDEX.itemsize + len(str(entry.draft.key)) + 1
         index_row(entry, Placement(), self.texts)
         if entry.sketch is not None:
-            self.tables += entry.sketch.nbytes
+            self.sketches += entry.sketch.nbytes
+        nbytes = entry.nbytes
         if entry.words is not None:
             narrow, _ = narrow_words(entry.words, entry.draft.stride, entry.digest)
+            nbytes = narrow.nbytes
             padded = narrow.nbytes + -narrow.nbytes % ALIGNMENT
             self.payloads[entry.digest, narrow.nbytes] = padded
+        number = 0 if entry.digest else self.tensors  # without a hash nothing is known to be equal
+        self.sizes[entry.digest, number or nbytes] = nbytes, math.prod(entry.draft.shape)
 
     def finish(self, step: int, info_bytes: int) -> StepCount:
         """What it comes to."""
         payload = sum(self.payloads.values())
         files = max(1, -(-payload // PART_BYTES))
         tables = self.tables + len(self.texts.to_bytes()) + files * (_FILE_BYTES + info_bytes)
-        return StepCount(step, self.tensors, self.calls, payload, tables, files)
+        sizes = list(self.sizes.values())
+        tiers = {str(tier): count_bytes(tier, tables, sizes) for tier in TIERS}
+        raw = sum(nbytes for nbytes, _ in sizes)
+        return StepCount(step, self.tensors, self.calls, payload, tables + self.sketches, files, raw, tiers)
 
 
 class CountingSink:

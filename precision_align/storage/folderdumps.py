@@ -14,6 +14,7 @@ from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.storage.files import PartFile
 from precision_align.storage.handles import Handles
 from precision_align.storage.lazies import LazyRecords
+from precision_align.storage.restarts import describe_restarts
 from precision_align.storage.runs import Run
 from precision_align.storage.series import merge_points
 from precision_align.storage.views import DumpView
@@ -110,6 +111,7 @@ class FolderDump(DumpView):
         notes = [*self._notes]
         for rank, info in zip(self._ranks, self.infos):
             notes += [*rank.notes, *rank.remarks, *info.notes, *(note for part in rank.parts for note in part.notes)]
+        notes += describe_restarts({rank.info.rank: rank.parts for rank in self._ranks})
         return list(dict.fromkeys(notes))
 
     @cached_property

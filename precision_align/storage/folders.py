@@ -9,7 +9,7 @@ from pathlib import Path
 
 from precision_align.core.errors import DumpError, PrecisionAlignError, StorageFull, UsageError
 from precision_align.core.records import RunInfo
-from precision_align.storage import layout
+from precision_align.storage import certificates, layout
 from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.files import PartFile
 from precision_align.storage.runs import Run, read_run
@@ -82,10 +82,15 @@ def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
     for path in sorted(folder.iterdir()):
         if layout.RANK_FOLDER.fullmatch(path.name) and path.is_dir():
             ranks.append(path)
-            foreign += [file for file in sorted(path.iterdir()) if not is_ours(file)]
+            foreign += [file for file in sorted(path.iterdir()) if not _may_go(file)]
         elif path.name != "lost+found":  # the root of a fresh file system
             foreign.append(path)
     return ranks, foreign
+
+
+def _may_go(path: Path) -> bool:
+    """Whether a file belongs to a dump: certificates of one that is overwritten would speak of other calls."""
+    return is_ours(path) or path.suffix == certificates.SUFFIX
 
 
 def _is_taken(own: Path, ranks: list[Path], info: RunInfo) -> bool:

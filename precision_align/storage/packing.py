@@ -14,6 +14,7 @@ from precision_align.core.errors import DumpError, DumpForeign, UsageError
 from precision_align.storage import layout
 from precision_align.storage.certificates import find_certificates
 from precision_align.storage.folders import is_ours
+from precision_align.storage.meters import Progress
 from precision_align.storage.opening import open_own
 from precision_align.storage.redaction import Redactor
 from precision_align.storage.rewriting import Selection, list_ranks, measure, rewrite_dump
@@ -115,8 +116,18 @@ def find_losses(request: Request) -> list[str]:
     return found
 
 
-def pack(request: Request, target: Path, volume_bytes: int) -> tuple[Manifest, Outcome]:
-    """Write volumes; started again after an interruption it goes on. Raises DumpError, UsageError, StorageFull."""
+def pack(
+    request: Request,
+    target: Path,
+    volume_bytes: int,
+    rewriting: Progress | None = None,
+    packing: Progress | None = None,
+) -> tuple[Manifest, Outcome]:
+    """Write volumes; started again after an interruption it goes on. Raises DumpError, UsageError, StorageFull.
+
+    ``rewriting``: told (tensors done, tensors in all) of each rank whose dump is not packed as it is; ``packing``:
+    (MiB done, MiB in all).
+    """
     dumps = find_dumps(request.sources, named=request.redactor is None)
     for _, folder in dumps:
         if folder.resolve() == target.resolve() or target.resolve() in folder.resolve().parents:
@@ -124,17 +135,17 @@ def pack(request: Request, target: Path, volume_bytes: int) -> tuple[Manifest, O
     staging = target / STAGING
     if request.is_plain:
         shutil.rmtree(staging, ignore_errors=True)
-        return write_volumes(list_files(dumps), target, volume_bytes)
+        return write_volumes(list_files(dumps), target, volume_bytes, packing)
     make_folder(target)
     if not _is_staged(staging, request):
         shutil.rmtree(staging, ignore_errors=True)
         for name, folder in dumps:
-            rewrite_dump(folder, staging / "dumps" / name, request.selection, request.redactor)
+            rewrite_dump(folder, staging / "dumps" / name, request.selection, request.redactor, rewriting)
         if request.redactor is not None and request.names is not None:
             request.redactor.save_names(request.names)
         _mark_staged(staging, request)
     staged = [(name, staging / "dumps" / name) for name, _ in dumps]
-    done = write_volumes(list_files(staged), target, volume_bytes)
+    done = write_volumes(list_files(staged), target, volume_bytes, packing)
     shutil.rmtree(staging)
     return done
 

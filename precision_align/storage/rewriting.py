@@ -17,6 +17,7 @@ from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.entries import Entry, get_values
 from precision_align.storage.folderdumps import FolderDump
 from precision_align.storage.folders import list_parts
+from precision_align.storage.meters import Progress
 from precision_align.storage.opening import open_own
 from precision_align.storage.parts import Part
 from precision_align.storage.runs import Run, write_run
@@ -83,8 +84,17 @@ def list_ranks(folder: Path) -> list[Path]:
     return found
 
 
-def rewrite_dump(source: Path, target: Path, selection: Selection, redaction: Redaction | None = None) -> None:
-    """Write what is wanted of a dump into a new folder, equal bytes of equal input. Raises DumpError, StorageFull."""
+def rewrite_dump(
+    source: Path,
+    target: Path,
+    selection: Selection,
+    redaction: Redaction | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write what is wanted of a dump into a new folder, equal bytes of equal input. Raises DumpError, StorageFull.
+
+    ``progress``: told (tensors done, tensors in all) of each rank, after each step.
+    """
     for folder in list_ranks(source):
         rank = int(folder.name[4:])
         if selection.wants_rank(rank):
@@ -92,14 +102,16 @@ def rewrite_dump(source: Path, target: Path, selection: Selection, redaction: Re
                 own = target / folder.name
                 own.mkdir(parents=True)
                 try:
-                    _rewrite_rank(dump, own, selection, redaction)
+                    _rewrite_rank(dump, own, selection, redaction, progress)
                 except OSError as error:
                     if is_disk_full(error):
                         raise StorageFull(f"no room in {target}: free some, or choose another folder") from error
                     raise
 
 
-def _rewrite_rank(dump: FolderDump, folder: Path, selection: Selection, redaction: Redaction | None) -> None:
+def _rewrite_rank(
+    dump: FolderDump, folder: Path, selection: Selection, redaction: Redaction | None, progress: Progress | None
+) -> None:
     info = dump.info if redaction is None else redaction.info(dump.info)
     calls: dict[int, list[Call]] = defaultdict(list)
     for call in dump.calls:
@@ -109,9 +121,13 @@ def _rewrite_rank(dump: FolderDump, folder: Path, selection: Selection, redactio
         if selection.wants(record.key):
             places[record.key.step].append(position)
     lost: list[str] = []
+    done, total = 0, sum(map(len, places.values()))
     for step in sorted({*calls, *places}):
         if selection.wants_step(step):
             _write_step(dump, folder, places[step], calls[step], redaction, encode_info(info), lost)
+        done += len(places[step])
+        if progress is not None:
+            progress(done, total)
     series = SeriesFile(folder, lost.append)
     points = [point for point in dump.series if selection.wants_step(point.step)]
     for point in points if redaction is None else redaction.points(points):

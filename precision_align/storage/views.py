@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from precision_align.core.dtypes import Array, dtype_of, widen
 from precision_align.core.keys import Key
-from precision_align.core.records import TensorRecord
+from precision_align.core.records import Call, Point, RunInfo, TensorRecord
 from precision_align.numerics.sampling import sample
 from precision_align.numerics.sketches import sketch
+from precision_align.storage.base import Dump
 
 Self = TypeVar("Self", bound="DumpView")
 
@@ -123,6 +124,67 @@ def show(words: Array) -> Array:
     view = words.view()
     view.flags.writeable = False
     return view
+
+
+class ChangedDump(DumpView):
+    """Another dump with other records and calls; what is not changed is that dump's.
+
+    The maker fills ``_records``, ``_calls`` and ``_positions`` (text form of a key -> position).
+    """
+
+    def __init__(self, dump: Dump) -> None:
+        self._dump, self.path = dump, getattr(dump, "path", "")
+        self._records: list[TensorRecord] = []
+        self._calls: list[Call] = []
+        self._positions: dict[str, int] = {}
+
+    @property
+    def infos(self) -> Sequence[RunInfo]:
+        """As recorded."""
+        return self._dump.infos
+
+    @property
+    def records(self) -> Sequence[TensorRecord]:
+        """All tensors, ordered by rank, step and sequence number."""
+        return self._records
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """All calls, ordered by rank, step and exit."""
+        return self._calls
+
+    @property
+    def series(self) -> Sequence[Point]:
+        """As recorded."""
+        return self._dump.series
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """As recorded."""
+        return self._dump.notes
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        """As recorded."""
+        return self._dump.gaps
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """As recorded."""
+        return self._dump.steps
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """As recorded."""
+        return self._dump.ranks
+
+    def position(self, text: str) -> int:
+        """The position in ``records`` of a key in its text form. Raises KeyError."""
+        return self._positions[text]
+
+    def close(self) -> None:
+        """Close the other dump's files."""
+        self._dump.close()
 
 
 def _because(record: TensorRecord) -> str:

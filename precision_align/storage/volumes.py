@@ -20,6 +20,7 @@ from typing import IO, Any
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, SchemaTooNew, UsageError
 from precision_align.storage.blobs import is_disk_full, require_room
 from precision_align.storage.handles import create_file
+from precision_align.storage.meters import Meter, Progress
 
 MANIFEST = "manifest.json"
 FORMAT = "precision-align volumes"
@@ -166,10 +167,13 @@ class _Volume:
         return piece, self._file is not None
 
 
-def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes: int) -> tuple[Manifest, Outcome]:
+def write_volumes(
+    files: Sequence[tuple[str, Path]], folder: Path, volume_bytes: int, progress: Progress | None = None
+) -> tuple[Manifest, Outcome]:
     """Write (name, path) of files into volumes and a manifest; volumes that are there and right stay.
 
-    Raises UsageError where the folder holds other files or another pack, OSError where the disk is full.
+    ``progress``: told (MiB done, MiB in all). Raises UsageError where the folder holds other files or another pack,
+    OSError where the disk is full.
     """
     pieces = tuple(Piece(name, path.stat().st_size) for name, path in files)
     manifest = Manifest(volume_bytes, pieces)
@@ -177,7 +181,7 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
     make_folder(folder)
     there = sum(path.stat().st_size for path in folder.glob("volume*.pav"))
     require_room(folder, max(0, manifest.nbytes - there))
-    whole, outcome = hashlib.sha256(), Outcome([], [])
+    whole, outcome, meter = hashlib.sha256(), Outcome([], []), Meter(progress, manifest.nbytes)
     hashed: list[Piece] = []
     volumes: list[Piece] = []
     volume = _Volume(folder, 1)
@@ -192,6 +196,7 @@ def write_volumes(files: Sequence[tuple[str, Path]], folder: Path, volume_bytes:
         for block in _read_blocks(path, piece.nbytes):
             hasher.update(block)
             whole.update(block)
+            meter.add(len(block))
             while block:
                 if volume.nbytes == volume_bytes:
                     close_volume()
@@ -244,7 +249,7 @@ def _check_target(folder: Path, wanted: Manifest) -> Manifest | None:
     return before
 
 
-def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str] = ()) -> dict[str, str]:
+def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str], meter: Meter) -> dict[str, str]:
     """Name of a volume -> "missing" or "damaged"; those already ``applied`` need not be there."""
     found = {}
     for piece in manifest.volumes:
@@ -253,15 +258,16 @@ def find_trouble(folder: Path, manifest: Manifest, applied: Sequence[str] = ()) 
             continue
         if not path.is_file():
             found[piece.name] = "missing"
-        elif path.stat().st_size != piece.nbytes or _hash_file(path) != piece.sha256:
+        elif path.stat().st_size != piece.nbytes or _hash_file(path, meter) != piece.sha256:
             found[piece.name] = "damaged"
     return found
 
 
-def _hash_file(path: Path) -> str:
+def _hash_file(path: Path, meter: Meter) -> str:
     hasher = hashlib.sha256()
     for block in _read_blocks(path, path.stat().st_size):
         hasher.update(block)
+        meter.add(len(block))
     return hasher.hexdigest()
 
 
@@ -275,8 +281,8 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"{folder} cannot be made ({error.strerror}): choose another folder") from error
 
 
-def read_volumes(folder: Path, target: Path) -> Manifest:
-    """Put the files of a pack together in ``target``.
+def read_volumes(folder: Path, target: Path, progress: Progress | None = None) -> Manifest:
+    """Put the files of a pack together in ``target``; ``progress``: told (MiB read or written, MiB in all).
 
     Volumes that have come are used at once, and are not needed again; raises DumpDamaged, naming them, where others
     are missing or damaged: bring those, and call it again. Raises UsageError where the target holds anything else.
@@ -289,11 +295,13 @@ def read_volumes(folder: Path, target: Path) -> Manifest:
         raise UsageError(f"{target} is not empty: choose another folder")
     make_folder(place)
     applied = _read_applied(place, manifest)
-    trouble = find_trouble(folder, manifest, applied)
+    meter = Meter(progress, 3 * manifest.nbytes)  # volumes are hashed, copied, and the files hashed
+    trouble = find_trouble(folder, manifest, applied, meter)
     require_room(target, manifest.nbytes * (len(manifest.volumes) - len(applied)) // len(manifest.volumes))
     for number, piece in enumerate(manifest.volumes):
         if piece.name not in applied and piece.name not in trouble:
             _apply(folder / piece.name, number * manifest.volume_bytes, manifest, place)
+            meter.add(piece.nbytes)
             applied.append(piece.name)
             temporary = place / (_STATE + _SUFFIX)
             temporary.write_text(json.dumps({"sha256": manifest.sha256, "applied": applied}), "ascii")
@@ -304,7 +312,7 @@ def read_volumes(folder: Path, target: Path) -> Manifest:
             f"{len(applied)} of {len(manifest.volumes)} volumes are unpacked; not {listed}: bring these again, and "
             "give the same command"
         )
-    _finish(manifest, place, target)
+    _finish(manifest, place, target, meter)
     return manifest
 
 
@@ -341,7 +349,7 @@ def _copy_part(source: IO[bytes], nbytes: int, path: Path, where: int) -> None:
             nbytes -= len(block)
 
 
-def _finish(manifest: Manifest, place: Path, target: Path) -> None:
+def _finish(manifest: Manifest, place: Path, target: Path, meter: Meter) -> None:
     whole = hashlib.sha256()
     for piece in manifest.files:
         path = _find_part(piece.name, place, target)
@@ -352,6 +360,7 @@ def _finish(manifest: Manifest, place: Path, target: Path) -> None:
         for block in _read_blocks(path, piece.nbytes):
             hasher.update(block)
             whole.update(block)
+            meter.add(len(block))
         if hasher.hexdigest() != piece.sha256:
             shutil.rmtree(place)
             raise DumpDamaged(f"{piece.name} does not fit its hash, though its volumes did: give the command again")

@@ -195,7 +195,7 @@ def finish(findings: Findings, reference: Dump | None, candidate: Dump, library:
     parted = note_curves(findings.verdict, curves)
     return Report(
         **values,
-        notes=[*parted, *findings.notes, *notes],
+        notes=[*parted, *note_swaps(reference, candidate), *findings.notes, *notes],
         first=first,
         frontier=frontier,
         reference={} if reference is None else describe(reference),
@@ -254,6 +254,17 @@ def build_curves(reference: Dump, candidate: Dump) -> list[Curve]:
         with suppress(NothingInCommon):  # no step in common: there is no curve to compare
             curves.append(compare_losses(reference, candidate, name=name).to_curve())
     return sorted(curves, key=lambda curve: curve.name != "loss")
+
+
+def note_swaps(reference: Dump | None, candidate: Dump) -> list[str]:
+    """What was executed in another way on purpose: the verdict is of the run as it was with that."""
+    sides = {"reference": reference, "candidate": candidate}
+    found = {name: dump.info.capture.get("swapped") for name, dump in sides.items() if dump is not None}
+    return [
+        f"the {name} was recorded with swaps: {', '.join(f'{swap} ({count} calls)' for swap, count in swapped.items())}"
+        for name, swapped in found.items()
+        if swapped
+    ]
 
 
 def note_curves(verdict: Verdict, curves: Sequence[Curve]) -> list[str]:

@@ -19,9 +19,12 @@ def scan_source(
     rows: Sequence[MappingRow] = (),
     *,
     baseline: str | Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ScanReport:
-    """Raises UsageError where there is nothing to read, or the baseline is none."""
+    """Raises UsageError where there is nothing to read, or the baseline is none.
+
+    ``progress``: told (files read, files in all).
+    """
     known = read_baseline(baseline) if baseline is not None else frozenset()
     report = cover_findings(scan_tree(path, rules, progress), rows)
     return hide_known(report, known) if baseline is not None else report

@@ -58,11 +58,16 @@ def test_a_dry_run_writes_nothing_and_ends_early(tmp_path: Path, script: Path) -
     assert "a step and rank" in done.stdout
     assert "are free at d" in done.stdout
     assert not (tmp_path / "d").exists()
-    counted = json.loads(run(tmp_path, "capture", "-o", "d", "--dry-run", "--json", "--", script.name).stdout)
+    assert "all 1 ranks" in done.stdout
+    command = ("capture", "-o", "d", "--dry-run", "--world", "1000/8", "--json", "--", script.name)
+    counted = json.loads(run(tmp_path, *command).stdout)
     assert run(tmp_path, "capture", "-o", "d", "--", script.name).returncode == 0
     size = (tmp_path / "d/rank00000/step00000001-00000001.part000.h5").stat().st_size
     assert counted["step"] == 1  # the first has no optimizer state yet
     assert counted["nbytes"] == pytest.approx(size, rel=0.1)
+    full = counted["projection"]["tiers"]["full"]
+    assert full["rank"] == pytest.approx(size, rel=0.1)
+    assert full["world"] == 125 * full["node"] == 1000 * full["rank"]
 
 
 def test_a_dry_run_of_one_step_ends_after_it(tmp_path: Path, script: Path) -> None:

@@ -180,3 +180,15 @@ def test_export_that_runs_out_of_space(
         monkeypatch.setattr(sys, name, getattr(sys, name))
     assert app.main(["show", str(runs / "reference"), "--export", str(tmp_path / "out"), "--lang", "en"]) == 3
     assert "[PA210]" in capsys.readouterr().err
+
+
+def test_tree_and_side_by_side(command: Any, runs: Any) -> None:
+    tree = command("show", runs / "reference", "--tree", LANG="C", PYTHONIOENCODING="ascii")
+    assert (tree.status, tree.err) == (0, "")
+    assert "|- 0 Linear" in tree.out
+    pair = command("show", runs / "reference", "0/0/0/ module/1/ forward/output", "--against", runs / "candidate")
+    assert (pair.status, pair.err) == (0, "")
+    assert "candidate - reference" in pair.out
+    refused = command("show", runs / "reference", "--against", runs / "candidate")
+    assert refused.status == 2
+    assert "name it after DUMP" in refused.err

@@ -133,6 +133,8 @@ def test_commands_of_the_tables_run(recorded: Any) -> None:
     assert written.returncode == 0, written.stderr
     for side, name in (("reference", "float"), ("candidate", "int8")):
         shutil.copytree(recorded.folder / "runs" / side, recorded.folder / "runs" / name)
+    for node in ("node0", "node1"):
+        shutil.copytree(recorded.folder / "runs" / "reference", recorded.folder / node)
     tried = set()
     for name in READMES:
         for line in re.findall(r"^\| .+ \| `(precision-align [^`]+)`", read(name), re.MULTILINE):
@@ -187,7 +189,7 @@ def test_every_command_is_understood(name: str, words: list[str]) -> None:
     module = import_module(f"precision_align.cli.{verb}")
     parser = build_verb_parser(verb, module.SUMMARY)
     module.add_arguments(parser)
-    if rest:  # the bare name of a verb stands for the verb
+    if rest and rest != ["--help"]:  # the bare name of a verb stands for the verb
         parser.parse_args(rest)
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the server of processes import
 from gloo_processes import run_ranks
 from rank_models import make_model, train
 from rank_runs import run_all
+from stage_models import train_experts, train_tower
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +23,6 @@ def groups(tmp_path_factory):
         found[world] = tmp_path_factory.mktemp(f"ranks{world}")
         run_ranks(world, found[world], run_all)
         train(make_model(), found[world] / "reference")
+        train_tower(found[world] / "tower")
+        train_experts(found[world] / "tokens")
     return found

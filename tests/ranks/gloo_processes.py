@@ -16,6 +16,7 @@ import torch.distributed as distributed
 LOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
     "precision_align.recording.session",
     "h5py",
 ]  # once, in the server; what a torch lacks is left out

@@ -6,6 +6,7 @@ import torch
 from rank_models import run_parallel
 from rank_talking import talk
 from rank_trainings import BENIGN, FAULTS, Sharded, run_jobs
+from stage_models import run_stages
 
 NEW = torch.__version__ >= "2.6"  # fully_shard and DTensor have their public names from torch 2.6
 # Every fault between two ranks; between four those that two ranks cannot show, and some of each kind.
@@ -28,3 +29,4 @@ def run_all(rank, world, folder):
         talk(rank, folder)
     if NEW:
         run_parallel(rank, world, folder, PARALLEL[world])
+        run_stages(rank, world, folder)

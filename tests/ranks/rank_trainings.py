@@ -188,6 +188,15 @@ class UnequalParameters(Job):
         return net
 
 
+class UnequalSeeds(Job):
+    """Every rank initialised otherwise, and nothing sent around: not to be taken for stages or experts."""
+
+    def build(self):
+        super().build()
+        torch.manual_seed(self.rank)
+        return Net()
+
+
 class UnequalOutputs(Job):
     """Ranks with one batch, as in tensor parallelism, of which rank 1 computes something else."""
 
@@ -262,6 +271,7 @@ FAULTS = {
     ClippedOnOne: ("rank scaled", 1, ""),
     MeanOfMeans: ("mean of means", 1, ""),
     UnequalParameters: ("replica parameters", 1, "norm.weight"),
+    UnequalSeeds: ("replica parameters", 1, None),
     UnequalOutputs: ("replica outputs", 1, "act"),
     UnequalDraws: ("generators unequal", None, "drop"),
     EqualDraws: ("generators equal", None, "drop"),

@@ -30,8 +30,11 @@ def test_a_fault_is_named_with_rank_and_group(groups, world, job):
     code, rank, place = FAULTS[job]
     if job.__name__ == "LeftOut" and world == 2:  # what is left of a group of two is one rank alone
         code, rank = "not reduced", 0
-    found = [one for one in check_health(groups[world] / job.__name__).findings if one.code == code]
+    report = check_health(groups[world] / job.__name__)
+    found = [one for one in report.findings if one.code == code]
     assert found, code
+    others = {one.code for one in report.faults} - {code}  # what follows from it is no fault of its own
+    assert others <= ({"mean of means"} if job.__name__ == "OtherBatch" else set()), others
     assert str(found[0].values["group"]).startswith(",".join(map(str, range(world))))
     assert rank is None or found[0].rank == rank
     assert place is None or found[0].place == place

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from precision_align.core.results import Explanation, Limit
 from precision_align.core.terms import Kind, Phase, Site, Verdict
-from precision_align.reporting.terminal import fold, measure_width, render
+from precision_align.reporting.terminal import clip, fold, measure_width, render
 
 
 def lines_of(text: str) -> list[str]:
@@ -182,3 +182,10 @@ def test_fold_loses_nothing_but_blanks(text: str, width: int) -> None:
 def test_verdict_of_findings_that_are_no_report(findings: ModuleType) -> None:
     report = findings.make_diverged()
     assert render(replace(report, verdict=Verdict.DIVERGED)) == render(report)
+
+
+@given(st.text(max_size=60), st.integers(2, 50))
+def test_clipped_lines_fit_and_begin_alike(line: str, width: int) -> None:
+    clipped = clip(line, width)
+    assert measure_width(clipped) <= width
+    assert clipped == line or line.startswith(clipped.removesuffix("…"))

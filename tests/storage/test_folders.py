@@ -16,16 +16,20 @@ from precision_align.core.records import Point
 from precision_align.storage import folders
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
+from precision_align.training.health.checking import check_health
+from precision_align.workflows.comparing import compare
 
 
 @pytest.fixture
 def record_steps(make_draft: Any) -> Any:
     """Write one tensor and one loss a step; the tensor's value is ``value``."""
 
-    def record(folder: Path, info: Any, steps: range, value: float = 0.0, **options: Any) -> None:
+    def record(folder: Path, info: Any, steps: Any, value: float = 0.0, call: Any = None, **options: Any) -> None:
         sink = Hdf5Sink(folder, info, **options)
         for step in steps:
             sink.put(make_draft(np.full(3, value, np.float32), key={"step": step, "rank": info.rank}))
+            if call is not None:
+                sink.put_call(replace(call, step=step, rank=info.rank))
             sink.put_point(Point(step, 0, "loss", value))
             sink.end_step(step)
         sink.close(info)
@@ -66,11 +70,13 @@ def test_overwrite_leaves_nothing_of_the_old_run(tmp_path: Path, make_info: Any,
     for rank in range(3):
         record_steps(tmp_path / "d", make_info(world=3, rank=rank), range(5))
     (tmp_path / "d" / "rank00000" / "step00000009-00000009.part000.h5.tmp").write_bytes(b"half")
+    (tmp_path / "d" / "rank00000" / "step00000000.certificate").write_bytes(b"of the old calls")
     record_steps(tmp_path / "d", make_info(run="run-2"), range(1), 2.0, overwrite=True)
     with open_dump(tmp_path / "d") as dump:
         assert dump.info.run == "run-2"
         assert (dump.steps, dump.ranks, dump.notes) == ([0], [0], [])
         assert [point.value for point in dump.series] == [2.0]
+    assert not [*(tmp_path / "d").rglob("*.certificate")]
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "rank00000/model.pt", "rank00000/step1.h5", "src/a.py", "rank1"])
@@ -227,3 +233,27 @@ def test_a_closed_sink_ignores_what_comes_late(tmp_path: Path, make_info: Any, m
     sink.end_step(0)
     sink.end_step(1)
     assert len(open_dump(tmp_path / "d").records) == 0
+
+
+def test_a_rank_that_was_restarted_or_has_a_gap_is_told(
+    tmp_path: Path, make_info: Any, record_steps: Any, make_call: Any
+) -> None:
+    for rank, steps in enumerate((range(5), range(3), (0, 1, 4))):
+        record_steps(tmp_path / "d", make_info(rank=rank, world=3), steps, call=make_call())
+    again = make_info(run="run-2", rank=1, world=3)
+    record_steps(tmp_path / "d", again, range(2, 5), 2.0, call=make_call(), append=True)
+    with open_dump(tmp_path / "d") as dump:
+        assert (
+            "rank 1 was restarted, others not: it began anew at step 2; of steps 2, recorded twice, the later records "
+            "count" in dump.notes
+        )
+        assert "rank 2 has a gap: steps 2, 3 of the other ranks are not recorded there" in dump.notes
+    assert any("rank 1 was restarted" in note for note in check_health(tmp_path / "d").notes)
+    assert any("rank 1 was restarted" in note for note in compare(tmp_path / "d", tmp_path / "d").notes)
+
+
+def test_a_run_that_all_ranks_go_on_with_is_no_restart(tmp_path: Path, make_info: Any, record_steps: Any) -> None:
+    for rank in (0, 1):
+        record_steps(tmp_path / "d", make_info(rank=rank, world=2), range(3))
+        record_steps(tmp_path / "d", make_info(run=f"run-2{rank}", rank=rank, world=2), range(3, 5), append=True)
+    assert not any("restarted" in note or "gap" in note for note in open_dump(tmp_path / "d").notes)

@@ -21,6 +21,7 @@ from precision_align.storage.blobs import Blob
 from precision_align.storage.counting import CountingSink, StepCounted
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.opening import open_dump
+from precision_align.storage.projections import TIERS, WRITE_RATE, World, find_world, project
 from precision_align.storage.queues import ByteQueue
 from precision_align.storage.settings import Settings, default_staging_bytes, format_size, parse_size
 
@@ -221,6 +222,36 @@ def test_counting_agrees_with_what_is_written(tmp_path: Path, make_info: Any, ma
     (path,) = (tmp_path / "d").glob("rank*/*.h5")
     assert (count.tensors, count.calls, count.files) == (50, 1, 1)
     assert count.nbytes == pytest.approx(path.stat().st_size, rel=0.03)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_each_tiers_bytes_are_told_whatever_is_recorded(
+    tmp_path: Path, make_info: Any, make_draft: Any, tier: Tier
+) -> None:
+    counter, sink = CountingSink(enough=None), Hdf5Sink(tmp_path / "d", make_info())
+    words = [np.random.default_rng(n).standard_normal(n * n * 40).astype(np.float32) for n in range(60)]
+    for number, array in enumerate(words + words[:10]):
+        for target, kept in ((sink, tier), (counter, Tier.STATISTICS)):
+            target.put(make_draft(array, key={"call": number}, order=number, tier=kept))
+    sink.close(make_info())
+    counter.end_step(0)
+    (path,) = (tmp_path / "d").glob("rank*/*.h5")
+    (count,) = counter.steps
+    assert count.tiers[tier] == pytest.approx(path.stat().st_size, rel=0.1)
+    world = find_world("1000/8")
+    projected = project(count.tiers, count.tensors, count.raw_bytes, world)[tier]
+    assert (projected.node, projected.world) == (8 * projected.rank, 1000 * projected.rank)
+    assert projected.seconds >= projected.rank / WRITE_RATE
+
+
+def test_the_world_is_the_launchers_or_what_is_said() -> None:
+    launcher = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    assert find_world(None, launcher) == World(16, 8)
+    assert find_world("4", launcher) == World(4, 4)
+    assert find_world(None, {}) == World(1, 1)
+    for text in ("0", "8/0", "many", "-1"):
+        with pytest.raises(UsageError, match="--world"):
+            find_world(text)
 
 
 def test_a_file_system_without_locks(

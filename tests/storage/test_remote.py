@@ -22,15 +22,16 @@ fsspec = pytest.importorskip("fsspec")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of two steps; one tensor is larger than a block, and the candidate's second layer is off."""
+    """Runs of two steps; one tensor is larger than a block, and the candidates' second layer is off: that of "ranks"
+    on one of its two ranks."""
     import precision_align as pa
 
     folder = tmp_path_factory.mktemp("remote")
-    for name, factor in (("reference", 1.0), ("candidate", 1.01)):
+    for name, rank, factor in (("reference", 0, 1.0), ("candidate", 0, 1.01), ("ranks", 0, 1.0), ("ranks", 1, 1.01)):
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(8, 600), torch.nn.Linear(600, 600), torch.nn.Linear(600, 4))
         net[1].register_forward_hook(lambda module, args, out, factor=factor: out * factor)
-        with pa.capture(net, folder / name) as recorder:
+        with pa.capture(net, folder / name, rank=rank) as recorder:
             for step in range(2):
                 with recorder.step():
                     net(torch.ones(3, 8) * step).sum().backward()
@@ -117,14 +118,15 @@ def test_fewer_requests_than_h5py_by_itself(runs: Path, store: str, requests: Co
     assert requests["bytes"] <= asked
 
 
+@pytest.mark.parametrize("candidate", ["candidate", "ranks"])
 def test_compare_over_the_store_equals_compare_on_disk(
-    runs: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, store: str, candidate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import json
 
     monkeypatch.chdir(runs)
     saved = []
-    for name, sides in (("disk", ("reference", "candidate")), ("store", (f"{store}/reference", f"{store}/candidate"))):
+    for name, sides in (("disk", ("reference", candidate)), ("store", (f"{store}/reference", f"{store}/{candidate}"))):
         path = tmp_path / f"{name}.json"
         assert main(["compare", *sides, "-o", str(path)]) == 1
         content = json.loads(path.read_text("utf-8"))
@@ -132,6 +134,8 @@ def test_compare_over_the_store_equals_compare_on_disk(
             content[side].pop("path")
         saved.append(content)
     assert saved[0] == saved[1]
+    assert any("were merged" in note for note in saved[1]["notes"]) == (candidate == "ranks")
+    assert saved[1]["first"]["rank"] == (1 if candidate == "ranks" else 0)
 
 
 def test_show_and_health_read_addresses(store: str, capsys: Any) -> None:

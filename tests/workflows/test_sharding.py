@@ -42,18 +42,18 @@ def build():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of two steps; the candidate's fourth layer is 1 % off."""
+    """Runs of two steps; the candidates' fourth layer is 1 % off: that of "ranks" on one of its two ranks."""
     import precision_align as pa
     from precision_align.workflows.factories import load_factory
 
     folder = tmp_path_factory.mktemp("shards")
     (folder / "sharded_model.py").write_text(MODEL, encoding="utf-8")
-    for name, factor in (("reference", 1.0), ("candidate", 1.01)):
+    for name, rank, factor in (("reference", 0, 1.0), ("candidate", 0, 1.01), ("ranks", 0, 1.0), ("ranks", 1, 1.01)):
         net = load_factory("sharded_model:build", folder=folder)()
         net[3].register_forward_hook(lambda module, args, out, factor=factor: out * factor)
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
         generator = torch.Generator().manual_seed(1)
-        with pa.capture(net, folder / name, optimizer=optimizer) as recorder:
+        with pa.capture(net, folder / name, optimizer=optimizer, rank=rank) as recorder:
             for _ in range(2):
                 with recorder.step():
                     net(torch.randn(3, 6, generator=generator, requires_grad=True)).square().mean().backward()
@@ -191,6 +191,23 @@ def test_a_cluster_gives_the_same_bytes_although_a_worker_is_killed(inside: Path
     killer.join()
     assert 0 < killed[0] < 8, "a worker was killed while there was work left"
     assert (inside / "shared.json").read_bytes() == whole
+
+
+def test_merged_ranks_in_shares_and_on_a_cluster_give_the_same_bytes(inside: Path, cluster: Any) -> None:
+    written = {}
+    for name, words in (
+        ("whole", [["-o", "whole2.json"]]),
+        ("shares", [["-o", "shares.json", "--shard", "1/2"], ["-o", "shares.json", "--shard", "2/2"]]),
+        ("merged", [["-o", "shares.json", "--merge"]]),
+        ("dask", [["-o", "dask.json", "--dask", cluster.scheduler_address]]),
+    ):
+        for options in words:
+            code = main(["compare", "reference", "ranks", "--replay", "sharded_model:build", *options])
+            assert code == (0 if name == "shares" else 1)
+        if name != "shares":
+            written[name] = (inside / options[1]).read_bytes()
+    assert b"were merged" in written["whole"]
+    assert written["merged"] == written["whole"] == written["dask"]
 
 
 def test_nobody_at_the_address_is_told(inside: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from precision_align.core.errors import NothingInCommon
 from precision_align.storage.base import Dump
+from precision_align.training.health.consequences import mark_consequences
 from precision_align.training.health.costs import compare_costs, measure_costs
 from precision_align.training.health.facts import Facts, gather_facts
+from precision_align.training.health.families import Families
 from precision_align.training.health.findings import Finding, HealthReport, Severity, merge
 from precision_align.training.health.gradients import NORMS, check_gradients, check_norms
 from precision_align.training.health.groups import Groups
@@ -27,32 +29,20 @@ def check_health(
     reference: Dump | str | os.PathLike[str] | None = None,
     *,
     replicas: Sequence[Sequence[int]] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HealthReport:
     """Look for what goes wrong in trainings by itself: no second run is needed.
 
     ``reference``: a dump of the run that is right; then settings and the first update are held against it too.
-    ``replicas``: groups of ranks that hold the same parameters; default: all. Raises the errors of the dump reader,
-    NothingInCommon where the dump holds no record.
+    ``replicas``: groups of ranks that hold the same parameters; default: all. ``progress``: told (checks made, checks).
+    Raises the errors of the dump reader, NothingInCommon where the dump holds no record.
     """
     facts = gather_facts(_open(dump))
     if not facts.dump.records:
         raise NothingInCommon(f"{_name(dump)} holds no record of a tensor: there is nothing to check; record it again")
     groups = Groups(facts.dump)
-    reduced = list(check_reductions(facts, groups, replicas))
-    explained = {finding.place for finding in reduced}
-    findings = [
-        *find_origin(facts),
-        *check_collectives(groups, facts),
-        *check_inputs(facts),
-        *check_updates(facts),
-        *check_lasting(facts),
-        *check_gradients(facts),
-        *check_norms(facts),
-        *check_scales(facts),
-        *(one for one in check_replicas(facts, groups, replicas) if not _repeats(one, explained)),
-        *reduced,
-        *check_peers(facts, groups, replicas),
-    ]
+    families = Families(facts, groups)
+    findings = _check_run(facts, groups, families, replicas, progress)
     costs = measure_costs(facts)
     if reference is not None:
         other = gather_facts(_open(reference))
@@ -64,9 +54,39 @@ def check_health(
         ranks=tuple(facts.dump.ranks),
         findings=_order(findings),
         checks=_count_evidence(facts, groups, reference is not None),
-        notes=tuple(facts.dump.notes),
+        notes=(*facts.dump.notes, *families.describe()),
         costs=costs,
     )
+
+
+def _check_run(
+    facts: Facts,
+    groups: Groups,
+    families: Families,
+    replicas: Sequence[Sequence[int]] | None,
+    progress: Callable[[int, int], None],
+) -> list[Finding]:
+    """What one run shows by itself."""
+    reduced = list[Finding](check_reductions(facts, groups, families, replicas))
+    explained = {finding.place for finding in reduced}
+    checks: tuple[Iterable[Finding], ...] = (
+        find_origin(facts),
+        check_collectives(groups, facts),
+        check_inputs(facts),
+        check_updates(facts),
+        check_lasting(facts),
+        check_gradients(facts),
+        check_norms(facts),
+        check_scales(facts),
+        (one for one in check_replicas(facts, groups, families, replicas) if not _repeats(one, explained)),
+        reduced,
+        check_peers(facts, groups, replicas),
+    )
+    findings: list[Finding] = []
+    for done, check in enumerate(checks):
+        progress(done, len(checks))
+        findings += check  # generators: the work is done here
+    return findings
 
 
 def _repeats(finding: Finding, explained: Set[str]) -> bool:
@@ -88,7 +108,10 @@ def _name(dump: Dump | str | os.PathLike[str]) -> str:
 
 def _order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(
-        sorted(merge(findings), key=lambda finding: (finding.severity != Severity.FAULT, finding.step, finding.rank))
+        sorted(
+            mark_consequences(merge(findings)),
+            key=lambda finding: (list(Severity).index(finding.severity), finding.step, finding.rank),
+        )
     )
 
 

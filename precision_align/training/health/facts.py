@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from precision_align.comparison.optimizers import read_arguments
+from precision_align.alignment.side import read_arguments
 from precision_align.core.keys import Key
 from precision_align.core.records import OPTIMIZER_SCOPE, Statistics, TensorRecord
 from precision_align.core.terms import Phase, Role, Source
@@ -92,9 +92,9 @@ def _sort(facts: Facts, record: TensorRecord) -> None:
 
 
 def list_owned(dump: Dump) -> set[str]:
-    """The names of all parameters that an optimizer's groups hold, as the run began."""
+    """The names of all parameters that an optimizer's groups hold on any rank, as the run began."""
     owned: set[str] = set()
-    for description in dump.info.optimizer.values():
+    for description in (one for info in dump.infos for one in info.optimizer.values()):
         for group in description.get("groups", ()) if isinstance(description, dict) else ():
             owned.update(group.get("parameters", ()))
     return owned

@@ -12,9 +12,10 @@ Value = Union[str, int, float]
 
 
 class Severity(Term):
-    """Whether a finding is wrong in any training, or may be meant."""
+    """Whether a finding is wrong in any training, follows from one that is, or may be meant."""
 
     FAULT = "fault"
+    CONSEQUENCE = "consequence"
     REMARK = "remark"
 
 

@@ -21,6 +21,7 @@ from precision_align.core.records import TensorRecord
 from precision_align.core.terms import Status, Tier
 from precision_align.numerics.combinations import Combination, fit_combination
 from precision_align.training.health.facts import Facts
+from precision_align.training.health.families import Families
 from precision_align.training.health.findings import Finding, Severity, Value
 from precision_align.training.health.groups import Groups, find_mesh_group, is_shard
 from precision_align.training.health.weights import Weights, read_weights
@@ -55,22 +56,28 @@ class Fit:
         return self.combination.lacking == [one for one in range(self.size) if one != self.own]
 
 
-def check_reductions(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None) -> Iterator[Finding]:
+def check_reductions(
+    facts: Facts, groups: Groups, families: Families, replicas: Sequence[Sequence[int]] | None = None
+) -> Iterator[Finding]:
     """Name what reductions of gradients did wrong, for each step."""
     fits: dict[int, list[Fit]] = defaultdict(list)
-    for fit in fit_gradients(facts, groups, replicas):
+    for fit in fit_gradients(facts, groups, families, replicas):
         fits[fit.step].append(fit)
     weights = read_weights(facts.dump) if fits else {}
     for _, members in sorted(fits.items()):
         yield from _check_step(members, weights, groups)
 
 
-def fit_gradients(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None) -> Iterator[Fit]:
+def fit_gradients(
+    facts: Facts, groups: Groups, families: Families, replicas: Sequence[Sequence[int]] | None
+) -> Iterator[Fit]:
     """A :class:`Fit` for each parameter, step and rank where the dump tells."""
     shares = _Shares(facts)
     for name, records in facts.gradients.items():
         for (step, rank), record in sorted(records.items()):
             peers = _find_peers(record, rank, facts.dump.ranks, replicas)
+            if replicas is None:
+                peers = next((part for part in families.split(name, peers) if rank in part), [])
             if len(peers) < 2 or record.tier != Tier.FULL or not _start_equal(facts, name, step, peers, record):
                 continue
             given = shares.collect(name, step, peers, record)

@@ -10,13 +10,16 @@ from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
 from precision_align.storage.base import Dump
 from precision_align.training.health.facts import Facts, Moment
+from precision_align.training.health.families import Families
 from precision_align.training.health.findings import Finding, Severity
 from precision_align.training.health.groups import Groups, is_shard
 
 _ALIKE = 0.01  # relative L2 of what a common factor leaves; 16-bit gradients leave 0.004
 
 
-def check_replicas(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int]] | None = None) -> Iterator[Finding]:
+def check_replicas(
+    facts: Facts, groups: Groups, families: Families, replicas: Sequence[Sequence[int]] | None = None
+) -> Iterator[Finding]:
     """Parameters at a step's start, and gradients as the optimizer saw them, that differ between replicas.
 
     ``replicas``: the ranks that hold replicas of one another; None for all ranks. Tensors of unequal shape, and shards
@@ -25,21 +28,28 @@ def check_replicas(facts: Facts, groups: Groups, replicas: Sequence[Sequence[int
     for ranks in replicas if replicas is not None else [facts.dump.ranks]:
         if len(ranks) < 2:
             continue
-        text = groups.describe(ranks)
-        yield from _check("replica parameters", facts.before, ranks, text)
-        scaled = list(_check_scaled(facts, ranks, text))
-        yield from scaled
-        if not scaled:
-            yield from _check("replica gradients", facts.gradients, ranks, text)
+        names = {name: families.split(name, ranks) if replicas is None else [list(ranks)] for name in facts.before}
+        for part in sorted({tuple(one) for parts in names.values() for one in parts if len(one) > 1}):
+            text = groups.describe(part)
+            every = [
+                {name: records for name, records in held.items() if list(part) in names.get(name, [list(ranks)])}
+                for held in (facts.before, facts.gradients)
+            ]
+            yield from _check("replica parameters", every[0], part, text)
+            scaled = list(_check_scaled(facts, every[1], part, text))
+            yield from scaled
+            if not scaled:
+                yield from _check("replica gradients", every[1], part, text)
         yield from _check_generators(facts, ranks)
 
 
-def _check_scaled(facts: Facts, ranks: Sequence[int], text: str) -> Iterator[Finding]:
+def _check_scaled(
+    facts: Facts, gradients: Mapping[str, Mapping[Moment, TensorRecord]], ranks: Sequence[int], text: str
+) -> Iterator[Finding]:
     """One rank whose gradients are all the others', times one factor: clipped, or scaled, on that rank alone."""
-    for step in sorted({step for records in facts.gradients.values() for step, _ in records}):
+    for step in sorted({step for records in gradients.values() for step, _ in records}):
         every = [
-            {rank: records[step, rank] for rank in ranks if (step, rank) in records}
-            for records in facts.gradients.values()
+            {rank: records[step, rank] for rank in ranks if (step, rank) in records} for records in gradients.values()
         ]
         every = [held for held in every if len(held) > 1 and not any(is_shard(one) for one in held.values())]
         if not any(_differ([*held.values()]) for held in every):

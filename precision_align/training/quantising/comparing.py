@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -29,11 +29,13 @@ def compare_quantised(
     reference: Dump | str | os.PathLike[str],
     candidate: Dump | str | os.PathLike[str],
     calibration: Dump | str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> QuantReport:
     """Compare a quantised run with one in high precision, recorded on the same inputs with full payloads.
 
     ``calibration``: a dump of the high-precision model on the inputs that the scales were taken from; then modules
-    whose range the reference's inputs exceed are named. Raises the errors of the dump reader, NothingInCommon.
+    whose range the reference's inputs exceed are named. ``progress``: told (outputs compared, outputs).
+    Raises the errors of the dump reader, NothingInCommon.
     """
     ours, theirs = _open(reference), _open(candidate)
     left, right = dict(_list_tensors(ours)), dict(_list_tensors(theirs))
@@ -43,7 +45,10 @@ def compare_quantised(
             f"{_name(reference)} and {_name(candidate)} have no module output in common that both hold in full: record "
             "both on the same inputs, with --payload full"
         )
-    modules = [loss for name in outputs for loss in _judge(ours, theirs, left, right, name)]
+    modules = list[ModuleLoss]()
+    for done, name in enumerate(outputs):
+        progress(done, len(outputs))
+        modules += _judge(ours, theirs, left, right, name)
     exceeded = () if calibration is None else tuple(find_exceeded(_open(calibration), ours))
     notes = [
         f"{theirs_only} outputs are in one run only" for theirs_only in [len(right) - len(left)] if theirs_only > 0
