@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = reduce_model(
         load_factory(arguments.build, "BUILD"),
         config,
-        progress=lambda trial: print_log(f"{trial.dimension} / {trial.factor}: {'kept' if trial.shows else 'gone'}"),
+        progress=lambda trial: print_log(
+            f"{trial.dimension} / {trial.factor:.4g}: {'kept' if trial.shows else 'gone'}"
+        ),
     ).to_dict()
     if arguments.save_config:
         _save_config(found["config"], arguments.save_config)

@@ -21,7 +21,7 @@ def describe_reduction(result: Mapping[str, Any], config: Mapping[str, Any], lan
         if result["config"][name] != value
     ]
     trials = [
-        (trial["dimension"], f"1/{trial['factor']}", say(language, f"reduce.{trial['shows']}"), trial["note"])
+        (trial["dimension"], f"1/{trial['factor']:.4g}", say(language, f"reduce.{trial['shows']}"), trial["note"])
         for trial in result["trials"]
     ]
     sentence = say(

@@ -16,7 +16,8 @@ Without repeated runs the limit at a step is the widest of three:
 Where nothing says which dtype the runs computed in, the law is float32's, widened where the first five common steps
 agree to float32 round-off (16-bit runs do so by chance less than once in 10^5), and for the first 32 steps, whose past
 is too short to have shown the noise, c is eight times the median difference of the first eight common steps, at most
-1e-2, and 1e-2 where there are fewer than five of them; that law stops growing at 3 c. An
+1e-2, and 1e-2 where there are fewer than five of them; that law stops growing at 3 c. Noise is not estimated to be
+less than the printed digits hide: what they swallow at most steps exceeds them at some. An
 offset from the first step on is found apart from this: see :func:`~precision_align.training.onset.find_onset`. How
 often clean curves of several kinds of noise part, and which faults are found, is measured by
 tests/benchmarks/loss_onsets.py.
@@ -46,6 +47,7 @@ FIRST = 5  # steps that show float32 by agreeing to its round-off
 JUMP_LIMIT = 100.0  # by which a jump of the reference widens the band at most
 EARLY = 8  # steps the law is estimated from where they do not
 LAW_LIMIT = 0.02  # two lasting percent are never round-off: the common acceptance rule for long trainings is 1 %
+RESOLVED = 2e-5  # printed digits that show bfloat16's first 1e-4, so that agreement in them tells float32
 _SINGLE = 16 * DTYPES["float32"].roundoff
 _HALF_SHARE = 0.25
 
@@ -144,15 +146,24 @@ def _estimated_band(steps: Array, differences: Array, resolution: Array) -> Band
     early = np.abs(beyond[:EARLY])
     early = early[np.isfinite(early)]
     typical = 8 * float(np.median(early)) if early.size else 0.0
-    if early.size >= FIRST and (early[:FIRST] <= _SINGLE).all():
+    if early.size >= FIRST and (early[:FIRST] <= _SINGLE).all() and (resolution[:FIRST] <= RESOLVED).all():
         constant = float(np.clip(typical, _SINGLE, 16 * _SINGLE))
         method = f"float32 round-off; the first {FIRST} common steps agree to it"
-        return Band(roundoff_law(constant, steps), resolution, True, method)
+        return Band(np.maximum(roundoff_law(constant, steps), _hide(resolution)), resolution, True, method)
     law = roundoff_law(16 * _SINGLE, steps)
     constant = float(np.clip(typical, _SINGLE, START_LIMIT)) if early.size >= FIRST else START_LIMIT
     growth = np.sqrt(1.0 + (steps[:START] - steps[0])).clip(max=START_GROWTH)
     law[:START] = np.maximum(law[:START], np.minimum(constant * growth, LAW_LIMIT))
-    return Band(law, resolution, True, "estimated from the differences of the steps before each")
+    return Band(
+        np.maximum(law, _hide(resolution)), resolution, True, "estimated from the differences of the steps before each"
+    )
+
+
+def _hide(resolution: Array) -> Array:
+    """How large noise may be that the printed digits do not show: their resolution, twice it before it has grown."""
+    hidden = resolution.copy()
+    hidden[:START] *= 2
+    return hidden
 
 
 def _measured_band(repeats: Sequence[Array], resolution: Array) -> Band:

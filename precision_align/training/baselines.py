@@ -131,6 +131,9 @@ def check_entry(entry: Entry) -> Entry:
         value = getattr(entry, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise UsageError(f"{name} is {value!r}; it must be a finite number of 0 or more")
+    for name in ("step_time", "memory"):
+        if getattr(entry, name) == 0:
+            raise UsageError(f"{name} is 0, which no training needs: what was not measured is left out")
     if entry.communication is not None and entry.communication > 1:
         raise UsageError(f"communication is {entry.communication!r}; it is a share of a step, between 0 and 1")
     return entry

@@ -23,7 +23,7 @@ from precision_align.training.onset import Onset, find_onset
 from precision_align.training.reading import Reading, SeriesSource, fetch_batches, is_dump_source, read_side
 from precision_align.training.remarks import write_remarks
 from precision_align.training.series import Series, pick_values
-from precision_align.training.shifts import find_cause, find_shift
+from precision_align.training.shifts import find_cause, find_shift, is_shifted_before
 from precision_align.training.spikes import find_spikes
 
 __all__ = ["LossReport", "compare_losses"]
@@ -74,11 +74,18 @@ def compare_losses(
     excess = subtract_resolution(pair.differences, pair.resolution)
     limits = widen_band(chosen, excess, pair.left)
     onset = find_onset(pair.steps, excess, _find_apart(pair.left, pair.right), chosen, limits)
+    moved = _find_moved(pair, onset, limits)
+    onset = moved or onset
     # a dump's records are read only where there is something to explain
     asked = onset is not None or bool(find_spikes(ours, theirs))
     batches = (fetch_batches(reference), fetch_batches(candidate)) if asked else ({}, {})
     notes = [*ours.notes, *theirs.notes, *(note for repeat in again for note in repeat.notes)]
     notes += write_remarks(ours, theirs, again, pair.steps, excess, chosen, limits, onset)
+    if moved is not None:
+        notes.append(
+            "the curves are moved from the first common step on: if one side counts its steps from 0 and the other "
+            "from 1, or only one logged its first step, that is all, and the steps must be numbered alike"
+        )
     own_steps = is_dump_source(reference) or is_dump_source(candidate)
     return _build_report(ours, theirs, pair, chosen, limits, onset, batches, by or "step", own_steps, notes)
 
@@ -199,6 +206,18 @@ def _find_cause(pair: _Pair, onset: Onset | None, order: BatchOrder | None) -> t
     if shift is not None and order is None:
         return "data order", shift
     return "numerical" if order is not None else find_cause(left, right), None
+
+
+def _find_moved(pair: _Pair, onset: Onset | None, limits: Array) -> Onset | None:
+    """The first step, where the candidate is the reference moved by some steps from there on.
+
+    The scatter of the batches, which then is all the difference there is, passes for noise.
+    """
+    shift = find_shift(pair.left, pair.right) if _is_even(pair.steps) else None
+    end = len(pair.steps) if onset is None else onset.index
+    if shift is None or not is_shifted_before(pair.left, pair.right, shift, end):
+        return None
+    return Onset(0, "jump", float(limits[0]))
 
 
 def _fit_trend(steps: Array, differences: Array, start: int) -> float:

@@ -12,9 +12,12 @@ The built-in patterns read lines such as::
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from precision_align.core.errors import DumpNotFound, LogUnreadable, UsageError
 from precision_align.training.series import Entry
@@ -34,7 +37,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     if path.exists() and not path.is_file():
         raise LogUnreadable(f"{path} is no regular file; a log is read more than once, so save it to a file first")
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with _open_text(path) as file:
             for number, line in enumerate(file, 1):
                 if "\0" in line:
                     raise LogUnreadable(
@@ -44,8 +47,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, _COLOUR.sub("", line)
     except FileNotFoundError as error:
         raise DumpNotFound(f"no file or folder at {path}") from error
-    except OSError as error:
-        raise LogUnreadable(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise LogUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _open_text(path: Path) -> TextIO:
+    """A text file, also a gzipped one, whatever its name."""
+    with path.open("rb") as file:
+        gzipped = file.read(2) == b"\x1f\x8b"
+    if gzipped:
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return path.open(encoding="utf-8-sig", errors="replace")
 
 
 def read_log(path: Path, name: str, pattern: str | None = None) -> list[Entry]:

@@ -180,7 +180,7 @@ def _iterate(source: object, role: str) -> Iterable[object]:
 
 
 def _read_text(path: Path, name: str, notes: list[str]) -> list[Entry]:
-    suffix = path.suffix.lower()
+    suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
     if path.name.startswith(EVENTS) or path.is_dir():
         return read_events(path, name)
     if suffix in (".csv", ".tsv"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers", "depth")
@@ -37,12 +38,13 @@ _ALONE = (
 class Dimension:
     """One thing that can be cut: the fields that change together, and the factors to try, largest first.
 
-    A factor divides every field without remainder.
+    ``exact``: only these factors keep the ratios, which divide every field without remainder; else any size will do.
     """
 
     name: str
     fields: tuple[str, ...]
     factors: tuple[int, ...]
+    exact: bool = True
 
 
 def find_dimensions(config: Mapping[str, Any]) -> list[Dimension]:
@@ -55,7 +57,7 @@ def find_dimensions(config: Mapping[str, Any]) -> list[Dimension]:
                 max((int(config[field]) for field in _present(config, CHOSEN)), default=1) if names is EXPERTS else 1
             )
             factors = _list_factors([int(config[field]) // least for field in fields], exact=False)
-            found.append(Dimension(name, fields, factors))
+            found.append(Dimension(name, fields, factors, exact=names is EXPERTS))
     width = _find_width(config)
     return [dimension for dimension in [*found, *_find_image(config), *width] if dimension.factors]
 
@@ -95,6 +97,6 @@ def _list_factors(sizes: list[int], *, exact: bool) -> tuple[int, ...]:
     return tuple(sorted(factors, reverse=True))
 
 
-def cut(config: Mapping[str, Any], dimension: Dimension, factor: int) -> dict[str, Any]:
-    """The configuration with one dimension divided by a factor (1 leaves it as it is)."""
+def cut(config: Mapping[str, Any], dimension: Dimension, factor: int | Fraction) -> dict[str, Any]:
+    """The configuration with one dimension divided by a factor (1 leaves it as it is), fractions rounded down."""
     return {**config, **{field: max(1, int(config[field]) // factor) for field in dimension.fields}}

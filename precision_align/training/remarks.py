@@ -53,7 +53,7 @@ def _note_repeats(repeats: Sequence[Series], steps: Array) -> Iterable[str]:
 
 def _note_resolution(limits: Array, band: Band) -> Iterable[str]:
     # printed digits that make up half of the band or more decide what can be seen
-    if (band.resolution > limits).mean() > 0.5:
+    if (band.resolution >= limits).mean() > 0.5 and band.resolution.any():
         hidden = float(np.median(band.resolution))
         yield f"the printed digits hide differences under {hidden:.1e}; log more digits to see smaller ones"
 

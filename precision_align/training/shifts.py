@@ -34,6 +34,18 @@ def find_shift(reference: Array, candidate: Array) -> int | None:
     return best if scores[best] > _FOLLOWS else None
 
 
+def is_shifted_before(reference: Array, candidate: Array, shift: int, end: int) -> bool:
+    """Whether the candidate is nearer to the reference moved by ``shift`` than to the reference, in all before ``end``.
+
+    Where there is nothing before, nothing speaks against it. ``shift``: as :func:`find_shift` gives it; ``end``: an
+    index; both arrays float64 of one length.
+    """
+    places = np.arange(end)
+    places = places[(places + shift >= 0) & (places + shift < len(reference))]
+    moved = float(np.abs(candidate[places] - reference[places + shift]).sum())
+    return moved <= 0.5 * float(np.abs(candidate[places] - reference[places]).sum())
+
+
 def find_cause(reference: Array, candidate: Array) -> str:
     """Why the curves part: "numerical" where the candidate's changes follow the reference's, else maybe "other data".
 

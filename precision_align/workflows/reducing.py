@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from precision_align.core.errors import PrecisionAlignError, UsageError
@@ -22,7 +23,7 @@ class Trial:
     """One cut: by which ``factor`` the ``dimension`` was divided, whether the fault was still there, and why not."""
 
     dimension: str
-    factor: int
+    factor: float
     shows: bool
     note: str = ""
 
@@ -113,8 +114,27 @@ class _Reducer:
         size = sum(parameter.numel() for parameter in reference.parameters())
         return describe_fault(self._judge(reference, candidate, inputs)), size
 
-    def search(self, config: dict[str, Any], dimension: Dimension) -> int:
+    def search(self, config: dict[str, Any], dimension: Dimension) -> int | Fraction:
         """The largest factor at which the fault is still there; 1 where any cut hides it."""
+        factor = self._search_factors(config, dimension)
+        if dimension.exact or factor == dimension.factors[0]:
+            return factor
+        hides = min(other for other in dimension.factors if other > factor)
+        return self._search_sizes(config, dimension, hides, factor)
+
+    def _search_sizes(self, config: dict[str, Any], dimension: Dimension, hides: int, shows: int) -> int | Fraction:
+        """The largest factor between two, by the sizes of the first field that lie between."""
+        whole = int(config[dimension.fields[0]])
+        low, high, best = whole // hides, whole // shows, Fraction(shows)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._shows(config, dimension, Fraction(whole, middle)):
+                high, best = middle, Fraction(whole, middle)
+            else:
+                low = middle
+        return best
+
+    def _search_factors(self, config: dict[str, Any], dimension: Dimension) -> int:
         factors = list(dimension.factors)
         if self._shows(config, dimension, factors[0]):
             return factors[0]
@@ -127,7 +147,7 @@ class _Reducer:
                 low = middle + 1
         return factors[low] if low < len(factors) else 1
 
-    def _shows(self, config: dict[str, Any], dimension: Dimension, factor: int) -> bool:
+    def _shows(self, config: dict[str, Any], dimension: Dimension, factor: int | Fraction) -> bool:
         note = ""
         try:
             fault, _ = self.run(cut(config, dimension, factor))
@@ -135,7 +155,7 @@ class _Reducer:
             fault, note = None, f"{type(error).__name__}: {error}"
         else:
             note = "" if fault == self.fault else f"shows {fault or 'nothing'} instead"
-        trial = Trial(dimension.name, factor, fault == self.fault, note)
+        trial = Trial(dimension.name, float(factor), fault == self.fault, note)
         self.trials.append(trial)
         self._progress(trial)
         return trial.shows

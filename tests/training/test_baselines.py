@@ -97,7 +97,14 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, error: type[Exceptio
 
 @pytest.mark.parametrize(
     "changes",
-    [{"gate": "x"}, {"verdict": "fine"}, {"memory": -1.0}, {"communication": 1.5}, {"step_time": float("nan")}],
+    [
+        {"gate": "x"},
+        {"verdict": "fine"},
+        {"memory": -1.0},
+        {"communication": 1.5},
+        {"step_time": float("nan")},
+        {"step_time": 0.0},
+    ],
 )
 def test_an_entry_that_cannot_be(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):

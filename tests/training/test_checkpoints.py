@@ -21,6 +21,7 @@ from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, 
 from precision_align.reporting.checkpoints import describe_checkpoints
 from precision_align.reporting.resultpages import render_page
 from precision_align.training.checkpoints.comparing import compare_checkpoints
+from precision_align.training.checkpoints.naming import find_common_names
 from precision_align.training.checkpoints.opening import open_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -249,9 +250,28 @@ def test_what_megatron_saves_beside_its_tensors_is_passed_over(tmp_path: Path) -
     arguments = argparse.Namespace(lr=1e-3, sizes=[1, 2], table=torch.ones(2))
     beside = {"args": arguments, "rng_state": [{"np_rng_state": np.random.get_state(), "torch": torch.get_rng_state()}]}
     torch.save({"model": make_state(), **beside, "iteration": 7}, tmp_path / "model_optim_rng.pt")
-    tensors = open_checkpoint(tmp_path / "model_optim_rng.pt").tensors
+    tensors = find_common_names(open_checkpoint(tmp_path / "model_optim_rng.pt"), ())
     assert set(make_state()) < set(tensors)
     assert set(tensors) - set(make_state()) == {"args.table", "rng_state.0.torch"}
+
+
+def test_a_model_with_a_head_beside_its_model(tmp_path: Path) -> None:
+    """As Hugging Face names it: "model" is a module in one file and a dictionary around it in another."""
+    state = {**{f"model.{name}": value for name, value in make_state().items()}, "lm_head.weight": torch.randn(4, 8)}
+    reference = save_pt(state, tmp_path / "reference")
+    for number, save in enumerate((save_trainer, save_sharded, save_distributed, save_safetensors)):
+        fates = judge(reference, save(state, tmp_path / str(number)))
+        assert set(changed(fates)) <= {"step"}, save.__name__
+    renamed = {name.replace("model.", "transformer."): value for name, value in state.items()}
+    candidate = save_pt(renamed, tmp_path / "renamed")
+    assert changed(judge(reference, candidate, rename=[(r"^transformer\.", "model.")])) == {}
+
+
+def test_a_lost_tensor_of_ones_is_not_taken_for_tied(tmp_path: Path) -> None:
+    state = {**make_state(), "a.weight": torch.ones(8), "b.weight": torch.ones(8)}
+    reference = save_pt(state, tmp_path / "reference")
+    del state["b.weight"]
+    assert changed(judge(reference, save_pt(state, tmp_path / "candidate"))) == {"b.weight": "missing"}
 
 
 class Harmful:

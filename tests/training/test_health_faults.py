@@ -47,6 +47,34 @@ def test_an_update_that_is_undone(training: Make) -> None:
     assert (faults["not updated"].place, faults["not updated"].count) == ("block.norm.weight", 3)
 
 
+def test_an_update_that_is_undone_after_the_step(training: Make) -> None:
+    run = training("transformer")
+    kept = run.model.block.norm.weight.detach().clone()
+
+    def write_back(step: int) -> None:
+        with torch.no_grad():
+            run.model.block.norm.weight.copy_(kept)
+
+    run.after_update = write_back
+    faults = name_faults(run.run())
+    assert set(faults) == {"update undone"}
+    assert (faults["update undone"].place, faults["update undone"].step) == ("block.norm.weight", 1)
+
+
+def test_a_run_that_never_steps_is_remarked(training: Make) -> None:
+    run = training()
+
+    class Forgetful:  # in the scaler's place, because the recorder would see any step of the optimizer
+        scale = staticmethod(lambda loss: loss)
+        unscale_ = step = staticmethod(lambda optimizer: None)
+        update = staticmethod(lambda: None)
+
+    run.scaler = Forgetful()
+    report = check_health(run.run())
+    assert not report.faults
+    assert [finding.code for finding in report.findings] == ["never stepped"]
+
+
 def test_a_learning_rate_of_zero_is_no_missing_update(training: Make) -> None:
     run = training()
     run.optimizer = torch.optim.SGD(run.model.parameters(), 0.0)

@@ -113,6 +113,19 @@ def test_what_is_not_finite_never_passes(value: float) -> None:
     assert compare_images(np.full_like(candidate, value), np.full_like(candidate, value)).differs
 
 
+def test_values_over_one_are_judged_by_their_share() -> None:
+    depth = 1000 * make_image()
+    assert not compare_images(depth, depth * (1 + 1e-4)).differs
+    wrong = depth.copy()
+    wrong[5, 5] *= 1.01
+    assert compare_images(depth, wrong).differs
+
+
+def test_a_picture_of_eight_bits_is_the_nearest_one() -> None:
+    halves = (np.arange(64, dtype=np.float32).reshape(8, 8) + 0.5) / np.float32(255)
+    assert not compare_images(halves, np.round(halves.astype(np.float64) * 255) / 255).differs
+
+
 def test_layouts_and_files(tmp_path: Path) -> None:
     image = make_image(32)
     np.save(tmp_path / "hwc.npy", image.astype(np.float32))

@@ -245,3 +245,33 @@ def test_a_curve_through_zero_has_finite_errors() -> None:
     report = compare_losses(number(values), number(values + 1e-9))
     assert not report.parted
     assert report.max_error < 1e-6
+
+
+@pytest.mark.parametrize("decimals", [2, 3, 4])
+@pytest.mark.parametrize("noise", [1e-5, 2e-4, 8e-4])
+def test_no_alarm_where_printed_digits_hide_most_of_the_noise(decimals: int, noise: float, tmp_path: Path) -> None:
+    """As logs print them: noise that two decimals swallow at most steps shows a whole unit at some."""
+    for seed in range(6):
+        rng = np.random.default_rng([decimals, int(noise * 1e6), seed])
+        values = make_loss(rng, 150)
+        paths = [tmp_path / "reference.csv", tmp_path / "candidate.csv"]
+        for path in paths:
+            noisy = values * (1 + noise * rng.standard_normal(150))
+            path.write_text("step,loss\n" + "".join(f"{i},{v:.{decimals}f}\n" for i, v in enumerate(noisy)))
+        assert not compare_losses(*paths).parted
+        wrong = paths[1].read_text().splitlines()[1:]
+        moved = [
+            f"{i},{float(line.split(',')[1]) * (1.1 if i >= 90 else 1):.{decimals}f}" for i, line in enumerate(wrong)
+        ]
+        paths[1].write_text("step,loss\n" + "\n".join(moved))
+        assert compare_losses(*paths).onset == 90
+
+
+@pytest.mark.parametrize("shift", [-1, 3])
+def test_curves_that_are_moved_from_the_first_step_on(shift: int) -> None:
+    """The scatter of the batches is all the difference, and passes for noise where only levels are looked at."""
+    whole = make_loss(np.random.default_rng(5), 210)
+    reference, candidate = number(whole[5:205]), number(whole[5 + shift : 205 + shift])
+    report = compare_losses(reference, candidate)
+    assert (report.onset, report.cause, report.shift) == (0, "data order", shift)
+    assert any("counts its steps" in note for note in report.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -256,6 +257,16 @@ def test_missing_file_and_missing_series(tmp_path: Path) -> None:
         read_series(path)
 
 
+def test_gzipped_files(tmp_path: Path) -> None:
+    for name, text in (("run.log", "step 1 loss 2.5\nstep 2 loss 2.25\n"), ("run.csv", "step,loss\n1,2.5\n2,2.25\n")):
+        path = tmp_path / f"{name}.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+        assert read_series(path).values == (2.5, 2.25)
+        path.write_bytes(path.read_bytes()[:-12])
+        with pytest.raises(LogUnreadable, match="cannot be read"):
+            read_series(path)
+
+
 def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "wide.log").write_bytes("step 1 loss 2\n".encode("utf-16"))
     with pytest.raises(LogUnreadable, match=r"line 1.*UTF-8"):
@@ -347,6 +358,7 @@ class SmallDump:
         cast = {"npu": autocast} if autocast else {}
         self.series = points
         self.steps = [0]
+        self.ranks = [0]
         self.info = RunInfo("run", "now", 0, 1, "cpu", command="train.py")
         self.records = [TensorRecord(key, dtype, (2,), (1,), "strided", "cpu", True, 0, Tier.FULL)]
         self.calls = [

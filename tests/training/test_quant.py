@@ -163,8 +163,10 @@ def test_a_scale_that_is_too_wide_leaves_codes_unused(runs: dict[str, Path]) -> 
     assert ("last", "range unused") in list_problems(runs, "wide")
 
 
-def test_a_wrong_zero_point_clips(runs: dict[str, Path]) -> None:
-    assert ("first", "clipped") in list_problems(runs, "shifted")
+def test_a_wrong_zero_point_is_told_from_a_narrow_scale(runs: dict[str, Path]) -> None:
+    problems = list_problems(runs, "shifted")
+    assert ("first", "codes shifted") in problems
+    assert ("first", "clipped") not in problems
 
 
 def test_runs_without_common_outputs(runs: dict[str, Path], tmp_path: Path) -> None:

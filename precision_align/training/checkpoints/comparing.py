@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from precision_align.alignment.partitions import list_partitions
 from precision_align.core.dtypes import Array, dtype_of, widen
-from precision_align.core.errors import DumpDamaged, NothingInCommon, UsageError
-from precision_align.core.wrappers import strip_wrappers
+from precision_align.core.errors import DumpDamaged, NothingInCommon
 from precision_align.numerics.metrics import Difference, measure_words
 from precision_align.storage.foreign.items import Tensor
 from precision_align.training.checkpoints.differences import CheckpointReport, Fate, TensorFate
 from precision_align.training.checkpoints.fusing import Fusion, find_fusions
+from precision_align.training.checkpoints.naming import find_common_names
 from precision_align.training.checkpoints.opening import Checkpoint, open_checkpoint
 
 _PART = 1 << 20  # values looked at in one go, so that what they widen to stays small
@@ -46,14 +46,14 @@ def compare_checkpoints(
         progress(done, len(ours.tensors))
     if all(fate.fate in (Fate.MISSING, Fate.EXTRA) for fate in fates):
         raise NothingInCommon(
-            f"{ours.path} and {theirs.path} have no tensor name in common: the reference has {_some(ours)}, the "
-            f"candidate {_some(theirs)}. Map the candidate's names with --rename 'PATTERN=REPLACEMENT'"
+            f"{ours.path} and {theirs.path} have no tensor name in common: the reference has {_some(pairs.left)}, "
+            f"the candidate {_some(pairs.right)}. Map the candidate's names with --rename 'PATTERN=REPLACEMENT'"
         )
     return CheckpointReport(ours.path, theirs.path, (ours.kind, theirs.kind), fates, (*ours.notes, *theirs.notes))
 
 
-def _some(side: Checkpoint) -> str:
-    return ", ".join(repr(name) for name in list(side.tensors)[:3]) or "none"
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in islice(names, 3)) or "none"
 
 
 class _Pairs:
@@ -61,8 +61,8 @@ class _Pairs:
 
     def __init__(self, ours: Checkpoint, theirs: Checkpoint, rename: Sequence[tuple[str, str]]) -> None:
         self.ours, self.theirs = ours, theirs
-        self.left = _normalise(ours, ())
-        self.right = _normalise(theirs, rename)
+        self.left = find_common_names(ours, ())
+        self.right = find_common_names(theirs, rename)
         left, right = set(self.left) - set(self.right), set(self.right) - set(self.left)
         fusions = [*find_fusions(right, left, whole_is_candidate=True)]
         fusions += find_fusions(left, right, whole_is_candidate=False)
@@ -110,7 +110,7 @@ class _Pairs:
     def _judge_missing(self, name: str) -> TensorFate:
         tensor = self.ours.load(self.left[name])
         base = {"dtypes": (tensor.dtype,), "shapes": (tensor.words.shape,)}
-        for other in self.left:
+        for other in () if self._is_constant(tensor) else self.left:
             if other != name and other in self.right and self._is_twin(tensor, other):
                 return TensorFate(name, Fate.TIED, partner=other, **base)  # type: ignore[arg-type]
         return TensorFate(name, Fate.MISSING, **base)  # type: ignore[arg-type]
@@ -119,6 +119,11 @@ class _Pairs:
         twin = self.ours.load(self.left[name])
         same = (twin.dtype, twin.words.shape) == (tensor.dtype, tensor.words.shape)
         return same and bool(np.array_equal(twin.words, tensor.words))
+
+    @staticmethod
+    def _is_constant(tensor: Tensor) -> bool:
+        """All ones or zeros, as fresh norms and biases are: being equal to another tensor says nothing of them."""
+        return not tensor.words.size or bool((tensor.words == tensor.words.reshape(-1)[0]).all())
 
     def _judge_fusion(self, fusion: Fusion) -> TensorFate:
         inner, outer = (self.ours, self.theirs) if fusion.whole_is_candidate else (self.theirs, self.ours)
@@ -133,22 +138,6 @@ class _Pairs:
         sides = (joined, whole) if fusion.whole_is_candidate else (whole, joined)
         fate = judge_tensors(title, *sides, partner=partner)
         return TensorFate(**{**vars(fate), "layout": layout})
-
-
-def _normalise(side: Checkpoint, rename: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Common name -> the side's own name."""
-    names: dict[str, str] = {}
-    for name in side.tensors:
-        common = strip_wrappers(name)
-        for pattern, replacement in rename:
-            try:
-                common = re.sub(pattern, replacement, common)
-            except (re.error, IndexError) as error:
-                raise UsageError(f"--rename {pattern!r}={replacement!r}: {error}") from error
-        if common in names:
-            raise UsageError(f"{side.path}: {names[common]!r} and {name!r} would both be called {common!r}")
-        names[common] = name
-    return names
 
 
 def _choose_layout(parts: Sequence[Tensor], whole: Tensor) -> tuple[str, Tensor]:

@@ -28,8 +28,6 @@ from precision_align.training.health.facts import name_parameter
 
 Loader = Callable[[], Tensor]
 
-# What trainers call the dictionary that holds the model, at the top of a .pt file.
-CONTAINERS = ("state_dict", "model_state_dict", "model", "module", "net")
 _PICKLES = (".pt", ".pth", ".bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SHARDS = ("model*.safetensors", "pytorch_model*.bin", "*.safetensors", "*.pt", "*.pth", "*.bin")
@@ -58,9 +56,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not place.exists():
         raise DumpNotFound(f"no file or folder at {place}")
     if place.is_file():
-        return Checkpoint(str(place), _name_kind(place), _unwrap(_list_file(place)))
+        return Checkpoint(str(place), _name_kind(place), _list_file(place))
     if (place / METADATA).is_file():
-        return Checkpoint(str(place), "distributed checkpoint", _unwrap(list_distributed(place)))
+        return Checkpoint(str(place), "distributed checkpoint", list_distributed(place))
     index = next((place / name for name in _INDEXES if (place / name).is_file()), None)
     if index is not None:
         return _open_index(place, index)
@@ -109,24 +107,12 @@ def _open_shards(place: Path, shards: list[Path]) -> Checkpoint:
     tensors: dict[str, Loader] = {}
     notes = []
     for shard in shards:
-        found = _unwrap(_list_file(shard))
+        found = _list_file(shard)
         notes += [
             f"{name!r} is in more than one file; that of {shard.name} counts" for name in found if name in tensors
         ]
         tensors.update(found)
     return Checkpoint(str(place), f"{len(shards)} files", tensors, tuple(notes[:20]))
-
-
-def _unwrap(tensors: Mapping[str, Loader]) -> dict[str, Loader]:
-    """Names without the container that holds the model; everything else (optimizer states) keeps its name."""
-    containers = [part for part in CONTAINERS if any(name.startswith(f"{part}.") for name in tensors)]
-    for part in containers:
-        inner = {name[len(part) + 1 :]: load for name, load in tensors.items() if name.startswith(f"{part}.")}
-        outer = {name: load for name, load in tensors.items() if not name.startswith(f"{part}.")}
-        # a model whose only child is called "model" is no container: its own names go deeper in the same way
-        if not set(inner) & set(outer):
-            return {**inner, **outer}
-    return dict(tensors)
 
 
 def _open_recording(place: Path) -> Checkpoint:

@@ -21,7 +21,7 @@ from precision_align.training.health.peers import check_peers
 from precision_align.training.health.reductions import check_collectives, check_reductions
 from precision_align.training.health.replicas import check_replicas
 from precision_align.training.health.scales import SCALES, check_scales
-from precision_align.training.health.updates import check_updates, compare_updates
+from precision_align.training.health.updates import check_lasting, check_updates, compare_updates
 
 
 def check_health(
@@ -74,6 +74,7 @@ def _check_run(
         check_collectives(groups, facts),
         check_inputs(facts),
         check_updates(facts),
+        check_lasting(facts),
         check_gradients(facts),
         check_norms(facts),
         check_scales(facts),

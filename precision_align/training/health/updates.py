@@ -35,6 +35,29 @@ def check_updates(facts: Facts) -> Iterator[Finding]:
                 yield from _check_step(facts, name, moment, rates.get((name, moment), 1.0))
 
 
+def check_lasting(facts: Facts) -> Iterator[Finding]:
+    """Updates of which nothing is left at the next step's start, and runs that never update."""
+    for name, starts in facts.before.items():
+        for (step, rank), start in starts.items():
+            after, following = facts.after[name].get((step, rank)), starts.get((step + 1, rank))
+            if after is None or following is None or not (start.digest and after.digest):
+                continue
+            if following.digest == start.digest != after.digest:
+                yield Finding("update undone", Severity.FAULT, step + 1, rank, place=name)
+    yield from _check_never_stepped(facts)
+
+
+def _check_never_stepped(facts: Facts) -> Iterator[Finding]:
+    """An optimizer is there, gradients are, and no step was taken: told once, for accumulation looks the same."""
+    passed = sorted({moment for records in facts.shares.values() for moment in records})
+    if facts.updated or len({step for step, _ in passed}) < 2 or not list_owned(facts.dump):
+        return
+    starts = [[records[moment].digest for moment in sorted(records)] for records in facts.before.values()]
+    if len(facts.dump.ranks) == 1 and starts and all(len(set(digests)) == 1 for digests in starts):
+        steps = len({step for step, _ in passed})
+        yield Finding("never stepped", Severity.REMARK, *passed[0], values={"steps": steps})
+
+
 def _is_alias(dump: Dump, name: str, owned: set[str]) -> bool:
     """Whether a tied parameter is owned under another of its names."""
     others = set(dump.info.parameters.get(name, ()))

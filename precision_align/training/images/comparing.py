@@ -15,8 +15,9 @@ from precision_align.core.errors import NothingInCommon
 from precision_align.training.images.places import Place, find_places
 from precision_align.training.images.reading import read_image, to_image
 
-# Round-off of a renderer that blends in float32: half a level of an 8-bit image, which nobody can store.
-EQUAL_BELOW = 0.5 / 255
+# Round-off of a renderer that blends in float32: half a level of an 8-bit image, which nobody can store. A little more,
+# so that the nearest level of a value half-way between two is not off. Of values over 1 (HDR, depth) it is a share.
+EQUAL_BELOW = 0.5001 / 255
 _SSIM_WINDOW = 7  # scikit-image's default
 
 
@@ -27,9 +28,9 @@ class ImageReport:
     ``shape``: (height, width, channels); ``psnr`` in decibels over the reference's range, infinite for equal images;
     ``ssim``: structural similarity as scikit-image defines it, NaN where it is not installed or the image is too small;
     ``max_error``, ``mean_error``: absolute, of one channel value; ``wrong``: share of the pixels that are off by more
-    than half a level of an 8-bit image; ``nonfinite``: values that are NaN on any side or infinite
-    on one, all of them where none is finite on both; ``places``:
-    where the error sits, strongest first; ``picture``: the error map as PNG.
+    than half a level of an 8-bit image, or by that share of a value over 1; ``nonfinite``: values that are NaN on any
+    side or infinite on one, all of them where none is finite on both; ``places``: where the error sits, strongest
+    first; ``picture``: the error map as PNG.
     """
 
     reference: str
@@ -48,7 +49,7 @@ class ImageReport:
     @property
     def differs(self) -> bool:
         """Whether anything can be seen: a pixel off by half an 8-bit level, or a value that is not finite."""
-        return self.nonfinite > 0 or self.max_error > EQUAL_BELOW
+        return self.nonfinite > 0 or self.wrong > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -91,7 +92,7 @@ def compare_images(reference: str | os.PathLike[str] | Array, candidate: str | o
         ssim=similarity,
         max_error=float(error.max()),
         mean_error=float(error.mean()),
-        wrong=float((error.max(axis=-1) > EQUAL_BELOW).mean()),
+        wrong=float((error > EQUAL_BELOW * np.maximum(1.0, np.abs(left))).any(axis=-1).mean()),
         nonfinite=odd,
         places=find_places(left, right),
         picture=draw_error(error.max(axis=-1)),

@@ -134,7 +134,11 @@ def _judge(
     spreads = measure_spread(before), measure_spread(after)
     # a count of n scatters by its root: one value of a small output proves no share
     sure = clipped - 3 * math.sqrt(CLIPPED / max(before.size, 1))
+    low, high = CODES.get(record.dtype, (0, 0))
+    # wide enough, but for what an observer cuts, and not where the values are
+    shifted = scale * (high - low) >= 0.99 * (spreads[0].maximum - spreads[0].minimum)
     problems = tuple(_find_problems(record, scale, zero, sure, used, loss, sqnr))
+    problems = tuple("codes shifted" if shifted and problem == "clipped" else problem for problem in problems)
     step, scope, path = name[0], name[3], name[6]
     yield ModuleLoss(scope, path, step, sqnr, loss, *spreads, record.dtype, scale, zero, clipped, used, problems)
 
