@@ -18,6 +18,7 @@ from precision_align.storage.remote import BLOCK_BYTES, RemoteFile, find_place
 
 torch = pytest.importorskip("torch")
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("upath")
 
 
 @pytest.fixture(scope="module")
