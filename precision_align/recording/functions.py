@@ -21,6 +21,7 @@ from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.consumers import Targets
+from precision_align.recording.copies import Staged
 from precision_align.recording.gradients import Ledger, Output, watch_call
 from precision_align.recording.hooks import is_compiling
 from precision_align.recording.modes import call_modes, enabled_autocast
@@ -206,8 +207,13 @@ class FunctionRecorder(Companion):
         known = self._state.get(id(tensor))
         return known[1] if known is not None and known[0] is tensor else ""
 
+    def _stage(self, running: _Running, tensor: torch.Tensor) -> Staged:
+        """A copy; of the model's buffers always a new one, as kernels write them without counting a version."""
+        tier = self._tape.plan.tier(running.place.scope)
+        return self._tape.stage(tensor, tier, reuse=not self._name_state(tensor))
+
     def _take_input(self, running: _Running, path: str, tensor: torch.Tensor) -> None:
-        staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
+        staged = self._stage(running, tensor)
         known = [sighting for sighting in running.sightings if sighting.reference() is tensor]
         if not known:
             running.sightings.append(Sighting.of(tensor, prefixed("input", path), staged))
@@ -247,7 +253,7 @@ class FunctionRecorder(Companion):
     def _take_outputs(self, running: _Running, leaves: Leaves) -> None:
         outputs, returned = [], set()
         for path, tensor in leaves:
-            staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
+            staged = self._stage(running, tensor)
             extra = {}
             for known in running.sightings:
                 if known.reference() is tensor:
@@ -264,7 +270,7 @@ class FunctionRecorder(Companion):
             tensor = known.reference()
             if tensor is None or id(tensor) in returned:
                 continue
-            staged = self._tape.stage(tensor, self._tape.plan.tier(running.place.scope))
+            staged = self._stage(running, tensor)
             if not known.holds(tensor, staged):
                 path = prefixed(WRITTEN, known.path.partition(".")[2])
                 self._hand_over(running, Role.OUTPUT, path, staged, {"overwrites": known.path})
