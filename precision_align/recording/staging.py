@@ -34,9 +34,6 @@ REUSED_COPIES = 1 << 14
 KNOWN_FORMS = 1 << 14
 # Of copies from a device only the last ones: they are reused at once or not at all.
 REUSED_ON_DEVICE = 32
-# Storages that were freed (FSDP) have data pointers near zero: offsets without a base. What lies below this is looked
-# at more closely; the mappings of ordinary processes lie above it.
-_LOWEST_ADDRESS = 1 << 36
 # From here on a copy takes longer than handing the interpreter's lock over and back.
 _LONG_BYTES = 1 << 20
 
@@ -170,11 +167,12 @@ class Stager:
                 self._forms.clear()
             form = self._forms[looks] = _make_form(tensor)
         pointer = tensor.data_ptr()
-        if form is None or pointer < _LOWEST_ADDRESS or (form.dtype[0] == "c" and tensor.is_conj()):
+        if form is None or (form.dtype[0] == "c" and tensor.is_conj()):
             return None
         nbytes = form.nbytes
         storage = tensor.untyped_storage()
-        if pointer + nbytes > storage.data_ptr() + storage.nbytes():  # made smaller meanwhile: not ours to read
+        base = storage.data_ptr()
+        if not base or pointer + nbytes > base + storage.nbytes():  # freed (FSDP) or made smaller: not ours to read
             return None
         known = self._copies.get(pointer)
         if known is not None:

@@ -389,3 +389,13 @@ def test_every_fate_reads_well_in_both_languages(tmp_path: Path) -> None:
     report = compare_checkpoints(reference, save_pt(fuse(state, "in order"), tmp_path / "candidate"))
     for language, word in (("en", "missing"), ("zh", "缺失")):
         assert word in render_page(describe_checkpoints(report, language), 100)
+
+
+def test_the_member_of_an_enum_is_its_name_and_nothing_is_looked_up() -> None:
+    """Python up to 3.11.3 pickles a member as getattr(its class, its name)."""
+    from precision_align.storage.foreign.pickles import load_checked
+    from precision_align.training.checkpoints.distributed import _Reader
+
+    owner = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+    data = b"\x80\x02cbuiltins\ngetattr\n" + owner + b"X\x08\x00\x00\x00__init__\x86R."
+    assert load_checked(_Reader, data) == "__init__"
