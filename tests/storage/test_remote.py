@@ -50,7 +50,7 @@ def store(runs: Path) -> Iterator[str]:
     settings = {"endpoint_url": f"http://{host}:{port}", "key": "key", "secret": "secret"}
     fsspec.config.conf["s3"] = settings
     files = fsspec.filesystem("s3")
-    files.mkdir("bucket")
+    files.makedirs("bucket", exist_ok=True)  # the server keeps its buckets in the process when it is started again
     files.put(f"{runs}/", "bucket/", recursive=True)
     yield "s3://bucket"
     del fsspec.config.conf["s3"]

@@ -20,7 +20,9 @@ from programs import run_python
 from precision_align.core.errors import DumpDamaged, DumpForeign, DumpNotFound, NothingInCommon, UsageError
 from precision_align.reporting.checkpoints import describe_checkpoints
 from precision_align.reporting.resultpages import render_page
+from precision_align.storage.foreign.pickles import load_checked
 from precision_align.training.checkpoints.comparing import compare_checkpoints
+from precision_align.training.checkpoints.distributed import _Reader
 from precision_align.training.checkpoints.naming import find_common_names
 from precision_align.training.checkpoints.opening import open_checkpoint
 
@@ -393,9 +395,6 @@ def test_every_fate_reads_well_in_both_languages(tmp_path: Path) -> None:
 
 def test_the_member_of_an_enum_is_its_name_and_nothing_is_looked_up() -> None:
     """Python up to 3.11.3 pickles a member as getattr(its class, its name)."""
-    from precision_align.storage.foreign.pickles import load_checked
-    from precision_align.training.checkpoints.distributed import _Reader
-
     owner = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
     data = b"\x80\x02cbuiltins\ngetattr\n" + owner + b"X\x08\x00\x00\x00__init__\x86R."
     assert load_checked(_Reader, data) == "__init__"
