@@ -107,7 +107,7 @@ def _time_shares(folder: Path, client: Any, workers: int) -> float:
     from precision_align.workflows.clusters import _measure_remotely, _write
     from precision_align.workflows.sharding import Shard, find_folder
 
-    words = (str(folder / "reference"), str(folder / "candidate"), None, "scale_model:build", str(folder))
+    words = (str(folder / "reference"), str(folder / "candidate"), None, None, None, "scale_model:build", str(folder))
     start = time.perf_counter()
     shards = [Shard(index, 8) for index in range(1, 9)]
     for name, content in client.gather(
