@@ -16,13 +16,13 @@ from typing import Any, Optional
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precision_align.core.records import COLLECTIVE_SCOPE, Call
+from precision_align.core.records import COLLECTIVE_SCOPE
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.recording.calls import CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.groups import UNKNOWN, Group, find_group, resolve_name
 from precision_align.recording.hooks import is_compiling
-from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.leafcalls import end_call
 from precision_align.recording.nodes import graph_task
 from precision_align.recording.operators import computes
 from precision_align.recording.origins import caller_line
@@ -259,34 +259,19 @@ class CollectiveRecorder(Companion):
                 self._record(running, Role.OUTPUT, path, tensor)
         else:
             self._tape.note(UNFINISHED.format(kind=running.place.op))
-        place = running.place
-        self._tape.call(
-            Call(
-                step=place.step,
-                micro=place.micro,
-                rank=self._tape.rank,
-                scope=COLLECTIVE_SCOPE + place.scope,
-                call=place.number,
-                pass_=place.pass_,
-                kind=place.op,
-                identity=running.identity,
-                parent=running.parent,
-                enter=running.enter,
-                exit=self._tape.tick(),
-                leaf=True,
-                training=running.training,
-                grad_enabled=torch.is_grad_enabled(),
-                arguments=running.tree,
-                output=tree,
-                autocast=enabled_autocast(),
-                modes={
-                    **call_modes(),
-                    "phase": str(running.phase),
-                    "module_call": place.call,
-                    "collective": running.description,
-                },
-                source=running.line,
-            )
+        end_call(
+            self._tape,
+            running.place,
+            COLLECTIVE_SCOPE,
+            {"phase": str(running.phase), "collective": running.description},
+            identity=running.identity,
+            parent=running.parent,
+            enter=running.enter,
+            training=running.training,
+            grad_enabled=torch.is_grad_enabled(),
+            arguments=running.tree,
+            output=tree,
+            source=running.line,
         )
 
     def _record(self, running: _Running, role: Role, path: str, tensor: torch.Tensor) -> None:

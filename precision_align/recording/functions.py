@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch.overrides import TorchFunctionMode
 
-from precision_align.core.records import FUNCTION_SCOPE, Call
+from precision_align.core.records import FUNCTION_SCOPE
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
@@ -24,7 +24,7 @@ from precision_align.recording.consumers import Targets
 from precision_align.recording.copies import Staged
 from precision_align.recording.gradients import Ledger, Output, watch_call
 from precision_align.recording.hooks import is_compiling
-from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.leafcalls import end_call
 from precision_align.recording.nodes import graph_task
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import list_state
@@ -225,29 +225,20 @@ class FunctionRecorder(Companion):
             self._take_outputs(running, leaves)
         place = running.place
         producers = {s.path.partition(".")[2]: n for s in running.sightings if (n := self._name_state(s.reference()))}
-        self._tape.call(
-            Call(
-                step=place.step,
-                micro=place.micro,
-                rank=self._tape.rank,
-                scope=FUNCTION_SCOPE + place.scope,
-                call=place.number,
-                pass_=place.pass_,
-                kind=place.op,
-                identity=running.identity,
-                parent=running.parent,
-                enter=running.enter,
-                exit=self._tape.tick(),
-                leaf=True,
-                training=running.training,
-                grad_enabled=running.grad_enabled,
-                arguments=running.tree,
-                output=tree,
-                autocast=enabled_autocast(),
-                modes={**call_modes(), "module_call": place.call, **({"producers": producers} if producers else {})},
-                source=running.line,
-                error=error,
-            )
+        end_call(
+            self._tape,
+            place,
+            FUNCTION_SCOPE,
+            {"producers": producers} if producers else {},
+            identity=running.identity,
+            parent=running.parent,
+            enter=running.enter,
+            training=running.training,
+            grad_enabled=running.grad_enabled,
+            arguments=running.tree,
+            output=tree,
+            source=running.line,
+            error=error,
         )
 
     def _take_outputs(self, running: _Running, leaves: Leaves) -> None:

@@ -20,13 +20,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from precision_align.core.records import OPERATOR_SCOPE, Call
+from precision_align.core.records import OPERATOR_SCOPE
 from precision_align.core.terms import Pass, Phase, Role, Source
 from precision_align.core.trees import Tree
 from precision_align.recording.calls import WRITTEN, CallRecorder
 from precision_align.recording.companions import Companion
 from precision_align.recording.findings import Findings
-from precision_align.recording.modes import call_modes, enabled_autocast
+from precision_align.recording.leafcalls import end_call
 from precision_align.recording.nodes import graph_task, running_node, sequence_position
 from precision_align.recording.origins import caller_line
 from precision_align.recording.parameters import list_state
@@ -212,36 +212,26 @@ class OperatorRecorder(Companion):
         if computes(running.func):
             self._take_outputs(running, leaves)
         spot, place = running.spot, running.place
-        self._tape.call(
-            Call(
-                step=place.step,
-                micro=place.micro,
-                rank=self._tape.rank,
-                scope=OPERATOR_SCOPE + place.scope,
-                call=place.number,
-                pass_=place.pass_,
-                kind=place.op,
-                identity=running.identity,
-                parent=spot.parent,
-                enter=running.enter,
-                exit=self._tape.tick(),
-                leaf=True,
-                training=spot.training,
-                grad_enabled=torch.is_grad_enabled(),
-                arguments=running.tree,
-                output=tree,
-                autocast=enabled_autocast(),
-                modes={
-                    **call_modes(),
-                    "phase": str(spot.phase),
-                    "module_call": place.call,
-                    "stack": list(spot.stack),
-                    "computes": computes(running.func),
-                    "producers": running.producers,
-                },
-                source=spot.line,
-                error=error,
-            )
+        modes = {
+            "phase": str(spot.phase),
+            "stack": list(spot.stack),
+            "computes": computes(running.func),
+            "producers": running.producers,
+        }
+        end_call(
+            self._tape,
+            place,
+            OPERATOR_SCOPE,
+            modes,
+            identity=running.identity,
+            parent=spot.parent,
+            enter=running.enter,
+            training=spot.training,
+            grad_enabled=torch.is_grad_enabled(),
+            arguments=running.tree,
+            output=tree,
+            source=spot.line,
+            error=error,
         )
 
     def _remember_node(self, spot: Spot) -> None:

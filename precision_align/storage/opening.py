@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound, UsageError
@@ -15,7 +16,7 @@ from precision_align.storage.foreign.folders import find_files, open_files
 from precision_align.storage.foreign.msprobe import find_places, open_msprobe
 from precision_align.storage.foreign.naming import Naming, read_naming
 from precision_align.storage.handles import Handles
-from precision_align.storage.remote import find_place, is_remote
+from precision_align.storage.remote import find_place, is_remote, translating
 from precision_align.storage.runs import Run, read_run
 from precision_align.storage.series import read_series
 
@@ -39,14 +40,20 @@ def open_dump(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[s
         return foreign
     if naming is not None:
         raise UsageError(f"a naming rule is for files of other tools, and {place} holds none that is known")
-    return open_own(place)
+    return _open_ours(place)
 
 
 def open_side(path: str | os.PathLike[str], naming: Naming | str | os.PathLike[str] | None = None) -> Dump:
     """As :func:`open_dump`, for one of two sides that share a rule: it does not matter to a dump of ours."""
     place = find_place(path)
     foreign = _open_foreign(place, naming)
-    return open_own(place) if foreign is None else foreign
+    return _open_ours(place) if foreign is None else foreign
+
+
+def _open_ours(place: Path) -> Dump:
+    """Behind an address every request may fail in its back end's own way, the first for want of credentials."""
+    with translating(place) if is_remote(place) else nullcontext():
+        return open_own(place)
 
 
 def _open_foreign(place: Path, naming: Naming | str | os.PathLike[str] | None) -> Dump | None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from precision_align.core.dtypes import Array
-from precision_align.core.errors import DumpError, Unavailable
+from precision_align.core.errors import DumpError, PrecisionAlignError, Unavailable
 
 # One request costs some ten milliseconds on an object store, about what a mebibyte takes on the way.
 BLOCK_BYTES = 1 << 20
@@ -37,7 +37,7 @@ def find_place(path: Any) -> Any:
         from upath import UPath
     except ImportError as error:
         raise Unavailable(f"{path} needs fsspec: pip install 'precision-align[remote]'") from error
-    with _translating(path):
+    with translating(path):
         return UPath(str(path))
 
 
@@ -53,7 +53,7 @@ def find_file(place: Any) -> Any:
 
 def list_stamps(place: Any) -> list[tuple[str, int, str]]:
     """(address, size, version) of all files under an address: what tells that they are still the same."""
-    with _translating(place):
+    with translating(place):
         found = place.fs.find(place.path, detail=True)
     return sorted(
         (name, int(file.get("size") or 0), str(file.get("ETag") or file.get("mtime") or file.get("LastModified") or ""))
@@ -62,13 +62,13 @@ def list_stamps(place: Any) -> list[tuple[str, int, str]]:
 
 
 @contextmanager
-def _translating(place: Any) -> Iterator[None]:
+def translating(place: Any) -> Iterator[None]:
     """fsspec's back ends raise errors of their own kinds: all become DumpError, or Unavailable for a missing one."""
     try:
         yield
     except ImportError as error:
         raise Unavailable(f"{place} needs another package: {error}") from error
-    except (DumpError, FileNotFoundError):
+    except (PrecisionAlignError, FileNotFoundError):
         raise
     except Exception as error:
         raise DumpError(f"{place} cannot be read: {type(error).__name__}: {error}") from error
@@ -83,7 +83,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, place: Any) -> None:
         super().__init__()
         self._fs, self._path, self._place = place.fs, place.path, place
-        with _translating(place):
+        with translating(place):
             self.size = int(self._fs.info(self._path)["size"])
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._position = 0
@@ -124,7 +124,7 @@ class RemoteFile(io.RawIOBase):
             stop += 1
         self._end = stop
         end = min(stop * BLOCK_BYTES, self.size)
-        with _translating(self._place):
+        with translating(self._place):
             content: bytes = self._fs.cat_file(self._path, start=start * BLOCK_BYTES, end=end)
         if len(content) != end - start * BLOCK_BYTES:
             raise DumpError(f"{self._place} is shorter than it was: {len(content)} bytes came; try again")

@@ -190,3 +190,20 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "upath", None)
     with pytest.raises(Unavailable, match=r"precision-align\[remote\]"):
         open_dump("s3://bucket/run")
+
+
+def test_a_store_that_refuses_is_told_as_a_dump_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back ends raise errors of their own kinds, as for want of credentials."""
+    import upath
+
+    class Refused(Exception):
+        pass
+
+    def refuse(place: Any) -> bool:
+        raise Refused("unable to locate credentials")
+
+    place = find_place("memory://refused/run")
+    assert isinstance(place, upath.UPath)
+    monkeypatch.setattr(type(place), "is_dir", refuse)
+    with pytest.raises(DumpError, match="Refused: unable to locate credentials"):
+        open_dump("memory://refused/run")
