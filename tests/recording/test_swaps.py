@@ -25,6 +25,7 @@ def npu():
     """Installs the simulated device with faults; the profile ``none`` is the CPU to the last bit."""
     if not simulated.is_supported():
         pytest.skip("the simulated device needs torch >= 2.11")
+    simulated.install_simulated("none")
     yield lambda *faults: simulated.install_simulated("none", faults)
     simulated.set_profile("none")
 
