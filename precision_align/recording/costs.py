@@ -32,8 +32,8 @@ class Costs(Companion):
 
     The allocator (for host memory the resident set, on Linux) is asked at each module's entry and exit. A peak inside a
     call is known exactly only where it is the highest of the run so far; else the higher of both ends is taken, a lower
-    bound. Steps in which nothing is recorded count; where all are recorded, so does what recording holds, and
-    ``recorded`` says so.
+    bound. On the CPU memory that the process holds already shows no growth. Steps in which nothing is recorded count;
+    where all are recorded, so does what recording holds, and ``recorded`` says so.
     """
 
     def __init__(self, model: torch.nn.Module, series: Series, clock: Clock) -> None:

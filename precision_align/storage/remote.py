@@ -9,6 +9,7 @@ FSSPEC_S3_ENDPOINT_URL.
 
 from __future__ import annotations
 
+import gc
 import io
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -74,6 +75,20 @@ def translating(place: Any) -> Iterator[None]:
         raise DumpError(f"{place} cannot be read: {type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """While h5py reads from a store. It holds its lock then, and fsspec works in a thread of its own: should the cyclic
+    collector run there and meet an h5py object, that thread waits for the lock, and the lock's holder for that thread.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class RemoteFile(io.RawIOBase):
     """One finished file behind an address: a binary file for h5py, and :meth:`read_range` for payloads.
 
@@ -124,7 +139,7 @@ class RemoteFile(io.RawIOBase):
             stop += 1
         self._end = stop
         end = min(stop * BLOCK_BYTES, self.size)
-        with translating(self._place):
+        with translating(self._place), collector_paused():
             content: bytes = self._fs.cat_file(self._path, start=start * BLOCK_BYTES, end=end)
         if len(content) != end - start * BLOCK_BYTES:
             raise DumpError(f"{self._place} is shorter than it was: {len(content)} bytes came; try again")

@@ -135,6 +135,7 @@ def bench_store(folder: Path) -> list[tuple[str, ...]]:
     from moto.server import ThreadedMotoServer
 
     from precision_align.storage.opening import open_dump
+    from precision_align.storage.remote import collector_paused
     from precision_align.workflows.comparing import compare
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -154,7 +155,7 @@ def bench_store(folder: Path) -> list[tuple[str, ...]]:
         return found
 
     def read_plainly(name: str, wanted: int | None) -> None:
-        with files.open(name) as raw, h5py.File(raw) as file:
+        with collector_paused(), files.open(name) as raw, h5py.File(raw) as file:
             rows, keys = file["index"][...], file["keys"][...]
             file["strings"][...], file["calls"][...]
             for row in rows if wanted is None else rows[wanted : wanted + 1] if wanted >= 0 else []:

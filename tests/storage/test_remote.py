@@ -14,7 +14,7 @@ import pytest
 from precision_align.cli.app import main
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound, Unavailable
 from precision_align.storage.opening import open_dump
-from precision_align.storage.remote import BLOCK_BYTES, RemoteFile, find_place
+from precision_align.storage.remote import BLOCK_BYTES, RemoteFile, collector_paused, find_place
 
 torch = pytest.importorskip("torch")
 fsspec = pytest.importorskip("fsspec")
@@ -106,7 +106,7 @@ def test_fewer_requests_than_h5py_by_itself(runs: Path, store: str, requests: Co
     part = next((runs / "candidate" / "rank00000").glob("step00000001*")).name
     address = f"{store}/candidate/rank00000/{part}"
     files = fsspec.filesystem("s3")
-    with files.open(address, block_size=BLOCK_BYTES) as raw, h5py.File(raw) as file:
+    with collector_paused(), files.open(address, block_size=BLOCK_BYTES) as raw, h5py.File(raw) as file:
         rows = file["index"][...]
         for row in rows[:: len(rows) // 8]:
             file["blob"][row["offset"] : row["offset"] + row["stored"]]
@@ -207,3 +207,21 @@ def test_a_store_that_refuses_is_told_as_a_dump_that_cannot_be_read(monkeypatch:
     monkeypatch.setattr(type(place), "is_dir", refuse)
     with pytest.raises(DumpError, match="Refused: unable to locate credentials"):
         open_dump("memory://refused/run")
+
+
+def test_the_collector_rests_while_a_store_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it may free an h5py object in fsspec's thread, which waits for the lock that the reader holds."""
+    import gc
+
+    fsspec.filesystem("memory").pipe("/resting", bytes(100))
+    file, seen = RemoteFile(find_place("memory://resting")), []
+    original = type(file._fs).cat_file
+
+    def watch(*args: Any, **words: Any) -> Any:
+        seen.append(gc.isenabled())
+        return original(*args, **words)
+
+    monkeypatch.setattr(type(file._fs), "cat_file", watch)
+    file.read_range(0, 10)
+    assert seen == [False]
+    assert gc.isenabled()

@@ -19,7 +19,10 @@ MIB = 1 << 20
 
 
 class Wide(nn.Module):
-    """Keeps ``size`` MiB of activations in ``body``; sleeps for ``pause`` seconds."""
+    """Keeps ``size`` MiB of activations in ``body``; sleeps for ``pause`` seconds.
+
+    Over 32 MiB the C library maps memory anew; less may come from what the process holds already, and shows nothing.
+    """
 
     def __init__(self, size: int, pause: float) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ class Grown(nn.Module):
         return x + self.held[0][0]
 
 
-def record(path: Path, size: int = 32, pause: float = 0.0, steps: str = "0-1") -> Path:
+def record(path: Path, size: int = 64, pause: float = 0.0, steps: str = "0-1") -> Path:
     import precision_align as pa
 
     torch.manual_seed(0)
@@ -66,8 +69,8 @@ def test_every_step_is_timed_and_every_module_weighed(tmp_path: Path) -> None:
     assert 0.05 < costs.step_time < 5
     assert costs.tokens_per_second == pytest.approx(6 / costs.step_time, rel=0.5)
     assert costs.peak_memory is not None
-    assert costs.peak_memory > 32 * MIB
-    assert costs.modules["body"]["kept"] == pytest.approx(32 * MIB, rel=0.2)
+    assert costs.peak_memory > 64 * MIB
+    assert costs.modules["body"]["kept"] == pytest.approx(64 * MIB, rel=0.2)
     assert costs.modules["head"]["kept"] < 4 * MIB
     assert costs.modules["body"]["peak"] <= 1.01 * costs.peak_memory  # the kernel counts pages lazily
     assert {point.step for point in open_dump(path).series if point.name == "step_time"} == set(range(6))
@@ -76,7 +79,7 @@ def test_every_step_is_timed_and_every_module_weighed(tmp_path: Path) -> None:
 def test_a_slower_and_larger_candidate_is_remarked_on_and_an_equal_one_is_not(tmp_path: Path) -> None:
     reference = record(tmp_path / "reference", pause=0.05)
     again = record(tmp_path / "again", pause=0.05)
-    worse = record(tmp_path / "worse", size=96, pause=0.15)
+    worse = record(tmp_path / "worse", size=192, pause=0.15)
     found = {one.place: one.values["ratio"] for one in check_health(worse, reference).findings if one.code == "cost"}
     assert found["memory of body"] == pytest.approx(3, rel=0.2)
     assert found["step_time"] > 1.5
@@ -107,7 +110,7 @@ def test_the_ledger_takes_step_time_and_memory_from_a_dump(tmp_path: Path) -> No
     assert main(["baseline", "add", str(ledger), "start", "--run", str(reference)]) == 0
     entry = json.loads(ledger.read_text("utf-8"))
     assert 0.02 < entry["step_time"] < 5
-    assert entry["memory"] > 32 * MIB
+    assert entry["memory"] > 64 * MIB
     assert main(["baseline", "check", str(ledger), "slower", "--run", str(slower)]) == 1
 
 
