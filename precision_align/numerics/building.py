@@ -28,16 +28,28 @@ _SECONDS = 60  # it takes 1.3 s; a compiler that hangs must not hang us
 
 def load_library(source: Path = SOURCE) -> ctypes.CDLL | None:
     """The library of one C source, built if need be, or None."""
+    path = build_library(source)
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def build_library(source: Path, flags: tuple[str, ...] = (), mark: str = "") -> Path | None:
+    """The file of the library of one C source and the headers beside it, built if need be, or None.
+
+    ``flags``: more of them; ``mark``: what else it depends on.
+    """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     folder = cache_folder()
     if compiler is None or folder is None:
         return None
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / f"{source.stem}-{_identify(compiler, source)}.so"
-        if not path.exists() and not _build(compiler, path, source):
+        path = folder / f"{source.stem}-{_identify(compiler, source, (*flags, mark))}.so"
+        if not path.exists() and not _build(compiler, path, source, flags):
             return None
-        return ctypes.CDLL(str(path)) if _is_ours(path) else None
+        return path if _is_ours(path) else None
     return None
 
 
@@ -57,11 +69,12 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _identify(compiler: str, source: Path) -> str:
+def _identify(compiler: str, source: Path, marks: tuple[str, ...]) -> str:
     binary = Path(compiler).resolve()
     found = binary.stat()
-    parts = [str(binary), str(found.st_size), str(found.st_mtime_ns), _describe_cpu(), *_FLAGS]
-    return hashlib.sha256("\n".join(parts).encode() + source.read_bytes()).hexdigest()[:24]
+    parts = [str(binary), str(found.st_size), str(found.st_mtime_ns), _describe_cpu(), *_FLAGS, *marks]
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    return hashlib.sha256(b"\n".join(["\n".join(parts).encode(), *texts])).hexdigest()[:24]
 
 
 def _describe_cpu() -> str:
@@ -76,7 +89,7 @@ def _describe_cpu() -> str:
     return "\n".join([platform.machine(), *lines])
 
 
-def _build(compiler: str, path: Path, source: Path) -> bool:
+def _build(compiler: str, path: Path, source: Path, more: tuple[str, ...]) -> bool:
     """Compile to a name of its own and rename, so that no other process ever loads half a library."""
     import subprocess  # both needed once a machine
     import tempfile
@@ -88,7 +101,7 @@ def _build(compiler: str, path: Path, source: Path) -> bool:
         target = Path(folder) / "library.so"
         message = ""
         for flags in _TRIES:
-            command = [compiler, *_FLAGS, *flags, str(source), "-o", str(target)]
+            command = [compiler, *_FLAGS, *more, *flags, str(source), "-o", str(target)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
             except subprocess.SubprocessError:

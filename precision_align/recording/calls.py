@@ -41,6 +41,7 @@ class Frame:
         "arguments",
         "autocast",
         "buffers",
+        "counted",
         "enter",
         "grad_enabled",
         "identity",
@@ -79,6 +80,7 @@ class Frame:
         self.repeats: Optional[FirstCall] = None
         self.pair: Any = None
         self.replica: Optional[Replica] = None
+        self.counted = place.pass_ is Pass.FIRST
 
     def remember(self, tensor: torch.Tensor, path: str, staged: Optional[Staged]) -> None:
         """A child returned this tensor; what was seen before stays the origin while it still holds."""
@@ -88,17 +90,18 @@ class Frame:
 
 
 class CallRecorder:
-    """Follows module calls on every thread and records them on the tape."""
+    """Follows module calls on every thread and records them on the tape; ``lane``: its compiled twin, where there is."""
 
     def __init__(self, tape: Tape, ledger: Ledger) -> None:
         self._tape, self._ledger = tape, ledger
         self._local = threading.local()
-        self._numbers: dict[tuple[int, str, Pass, int], int] = {}
+        self.numbers: dict[tuple[int, str, Pass, int], int] = {}
         self._latest: list[Frame] = []  # the calls of the thread that last began one on no replica
         self._recomputations = Recomputations()
-        self._sites: dict[str, Site] = {}
+        self.sites: dict[str, Site] = {}
         self._modes: tuple[Any, Any, Mapping[str, Any]] = (None, None, {})
         self.called: set[str] = set()
+        self.lane: Any = None
         self._lock = threading.Lock()
         self._num_open = 0
         self.forcer: Optional[Forcer] = None
@@ -115,11 +118,13 @@ class CallRecorder:
     def start_step(self) -> None:
         """Number calls from 0 again; frames that a KeyboardInterrupt or an early stop left behind are dropped."""
         with self._lock:
-            self._numbers.clear()
+            self.numbers.clear()
             self._recomputations.clear()
             self._num_open = 0
             self._local = threading.local()
             self._latest = []
+        if self.lane is not None:
+            self.lane.reset()
 
     @property
     def open_frames(self) -> Sequence[Frame]:
@@ -154,7 +159,7 @@ class CallRecorder:
         frame.replica = replica
         self._relate(frame, above, leaves)
         frames.append(frame)
-        if place.pass_ is Pass.FIRST:
+        if frame.counted:
             with self._lock:
                 self._num_open += 1
         if site.wanted:
@@ -168,11 +173,12 @@ class CallRecorder:
         return holder, find_replica(None if holder is None else holder.module, [tensor for _, tensor in leaves])
 
     def _find_site(self, module: torch.nn.Module, scope: str) -> Site:
-        site = self._sites.get(scope)
+        site = self.sites.get(scope)
         if site is None or site.module is not module:
             site = Site(module, scope, self._tape.plan.wants_scope(scope))
+            self.called.add(scope)
             if not is_replica(module):  # DataParallel makes new ones for every call
-                self._sites[scope] = site
+                self.sites[scope] = site
         return site
 
     def leave(self, module: torch.nn.Module, output: Any) -> Any:
@@ -222,10 +228,9 @@ class CallRecorder:
         index, count = (0, 1) if replica is None else replica
         key = (batch, scope, pass_, index)
         with self._lock:
-            number = self._numbers.get(key, 0)
-            self._numbers[key] = number + 1
+            number = self.numbers.get(key, 0)
+            self.numbers[key] = number + 1
             call = number * count + index
-            self.called.add(scope)
             return Place(clock.step, batch, scope, call, pass_), next(clock.identities)
 
     def _take_inputs(self, frame: Frame, leaves: Leaves) -> None:
@@ -247,9 +252,12 @@ class CallRecorder:
         if self.forcer is not None:
             frame.pair = self.forcer.pair(frame.place, inputs, frame.repeats.place if frame.repeats else None)
         if self._with_tensors:
-            for name, buffer in frame.site.own_buffers():
-                frame.buffers[name] = self._tape.stage(buffer, self._tier(frame), reuse=False)
-                self._hand_over(frame, Role.BUFFER, prefixed("before", name), frame.buffers[name])
+            self._take_buffers(frame)
+
+    def _take_buffers(self, frame: Frame) -> None:
+        for name, buffer in frame.site.own_buffers():
+            frame.buffers[name] = self._tape.stage(buffer, self._tier(frame), reuse=False)
+            self._hand_over(frame, Role.BUFFER, prefixed("before", name), frame.buffers[name])
 
     def _take_outputs(self, frame: Frame, parent: Optional[Frame], leaves: Leaves) -> dict[int, torch.Tensor]:
         """Record the outputs; returns what to put in their place in a forced session: id of a tensor -> another."""
@@ -269,7 +277,7 @@ class CallRecorder:
             if len(leaves) > 1:
                 frame.seen[id(tensor)] = Sighting.of(tensor, local, staged)
             if parent is not None:
-                parent.remember(tensor, _name_result(frame.place.scope, frame.place.call, local), staged)
+                parent.remember(tensor, name_result(frame.place.scope, frame.place.call, local), staged)
             outputs.append(Output(local, tensor, extra))
         self._take_written_inputs(frame, returned)
         self._take_changed_buffers(frame)
@@ -335,10 +343,11 @@ class CallRecorder:
             self._tape.put(frame.shelf, frame.place, Source.MODULE, Phase.FORWARD, role, path, 0, staged, extra)
 
     def _close(self, frame: Frame, output: Tree, error: str) -> None:
-        if frame.place.pass_ is Pass.FIRST:
+        if frame.counted:
             with self._lock:
                 self._num_open -= 1
-        site, place, drawn = frame.site, frame.place, describe_generators()
+        site, place = frame.site, frame.place
+        drawn = describe_generators() if site.may_draw else frame.random
         values = (
             place.step,
             place.micro,
@@ -374,5 +383,5 @@ class CallRecorder:
 
 
 @lru_cache(maxsize=1 << 14)
-def _name_result(scope: str, call: int, path: str) -> str:
+def name_result(scope: str, call: int, path: str) -> str:
     return f"{scope}@{call}:{path}"

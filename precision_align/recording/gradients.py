@@ -19,7 +19,7 @@ import torch
 
 from precision_align.recording.consumers import Targets, find_consumers
 from precision_align.recording.nodes import graph_task, sequence_of
-from precision_align.recording.staging import untouched
+from precision_align.recording.staging import undisturbed, untouched
 from precision_align.recording.tape import Place, Shelf, Tape
 
 LATE = "gradients that arrived after their step had ended were not recorded"
@@ -70,7 +70,7 @@ class Tap:
         self._seen += 1
         if gradient is not None:
             sums = self._tape.sums
-            with untouched():
+            with undisturbed():
                 self._sum = sums.start(gradient) if self._sum is None else sums.add(self._sum, gradient)
             self._device = gradient.device
         if self._seen >= self._num_edges:
@@ -85,7 +85,7 @@ class Tap:
         """Record what came, at the latest when the backward pass ends."""
         total, self._sum, self._seen = self._sum, None, 0
         if total is not None:
-            with untouched():
+            with undisturbed():
                 total = self._tape.sums.finish(total, self._device)
             self.record(total)
 
@@ -100,7 +100,7 @@ class Tap:
             # the ordinal of a function's record numbers its calls: a further backward pass shows in the path
             path, number = f"{path}~{number}" if number else path, place.number
         slot = self._shelf.gradient(place.source, path, number, self.extra)
-        tape.take(self._shelf, slot, place, gradient)
+        tape.take(self._shelf, slot, place.step, place.micro, gradient)
 
 
 # Taps, and which of a node's gradients each takes.
@@ -111,17 +111,23 @@ Slots = list[tuple[Tap, int]]
 class Ledger:
     """All taps of the running step.
 
-    ``num_taken`` counts the hooks that ran; ``generation`` numbers the steps: hooks stay in the user's graph as long as
-    that lives, and those of an older step do nothing.
+    ``generation`` numbers the steps: hooks stay in the user's graph as long as that lives, and those of an older step
+    do nothing. ``lane``: the compiled twin, if there is one, whose hooks come back here with what is rare.
     """
 
     tape: Tape
     generation: int = 0
-    num_taken: int = 0
+    lane: Any = None
+    _num_taken: int = 0
     _pending: dict[int, Tap] = field(default_factory=dict)
     _tasks: set[int] = field(default_factory=set)
     _handles: list[tuple[Any, Any]] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)
+
+    @property
+    def num_taken(self) -> int:
+        """How many hooks ran."""
+        return self._num_taken + (0 if self.lane is None else int(self.lane.num_taken))
 
     def close_step(self) -> None:
         """Record what is still pending and let later gradients of this step go by."""
@@ -129,6 +135,8 @@ class Ledger:
             self._finish(list(self._pending.values()))
             self._tasks.clear()
             self.generation += 1
+            if self.lane is not None:
+                self.lane.generation = self.generation
             while self._handles:
                 self._handles.pop()[1].remove()
 
@@ -162,9 +170,9 @@ class Ledger:
     def _take(self, generation: int, slots: Slots, gradients: Any, grad_outputs: Any = None) -> None:
         """A hook ran; a pre-hook gets the gradients of a node's outputs, a hook those of its inputs first."""
         try:
-            self.num_taken += 1
+            self._num_taken += 1
             if generation != self.generation:
-                self.tape.note(LATE)
+                self.note_late()
                 return
             with self._lock:
                 for tap, index in slots:
@@ -175,6 +183,20 @@ class Ledger:
                         tap.record(gradient)
         except Exception as error:
             self.tape.excuse("a gradient", error)
+
+    def note_late(self) -> None:
+        """A hook of an older step ran."""
+        self.tape.note(LATE)
+
+    def take_share(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
+        """One contribution of several, for the compiled twin."""
+        with self._lock:
+            self._take_share(tap, gradient)
+
+    def cast(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A gradient in the dtype of the tensor that it is of (autocast casts behind the module)."""
+        with untouched():
+            return gradient.detach().to(dtype)
 
     def _take_share(self, tap: Tap, gradient: Optional[torch.Tensor]) -> None:
         task = graph_task()

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import torch
 
-_NONE: Mapping[str, str] = {}
+NO_AUTOCAST: Mapping[str, str] = {}
 _is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
@@ -31,7 +31,7 @@ def _autocast_devices() -> tuple[str, ...]:
 def enabled_autocast() -> Mapping[str, str]:
     """Device type -> dtype where autocast is on, on this thread."""
     if not _is_any_autocast_enabled():
-        return _NONE
+        return NO_AUTOCAST
     devices = _autocast_devices()
     if not devices:
         return _enabled_autocast_before_2_4()

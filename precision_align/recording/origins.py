@@ -22,14 +22,14 @@ def caller_line() -> str:
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not _is_library(name):
+        if not is_library(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_library(name: str) -> bool:
+def is_library(name: str) -> bool:
     return name.startswith(_LIBRARIES)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 
 from precision_align.core.terms import Phase, Role, Source
 from precision_align.recording.models import Models
-from precision_align.recording.tape import Place, Tape
+from precision_align.recording.tape import Place, Shelf, Tape
+from precision_align.storage.drafts import Slot
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,34 @@ def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
     return tied
 
 
+class Totals:
+    """Where the gradient totals of one backward pass of a batch go: the same in every step."""
+
+    def __init__(self, tape: Tape, owned: Sequence[Owned], micro: int, ordinal: int) -> None:
+        self.owned = owned
+        self.parameters: list[torch.Tensor] = []
+        self.shelves: list[Shelf] = []
+        self.slots: list[Slot] = []
+        for item in owned:
+            if tape.plan.wants_scope(item.scope):
+                shelf = tape.find_shelf(Place(0, micro, item.scope, 0))
+                slot = shelf.find(Source.PARAMETERS, Phase.BACKWARD, Role.GRADIENT, item.local, ordinal, None)
+                self.parameters.append(item.tensor)
+                self.shelves.append(shelf)
+                self.slots.append(slot)
+
+
 class ParameterRecorder:
-    """Records a model's parameters, buffers and gradient totals on the tape."""
+    """Records a model's parameters, buffers and gradient totals on the tape.
+
+    ``take_gradients``: records the gradients of parameters in slots; of a session with a lane it is the lane's.
+    """
 
     def __init__(self, tape: Tape, model: torch.nn.Module) -> None:
         self._tape, self._model = tape, model
         self._inventory = Inventory(model)
+        self._totals: dict[tuple[int, int], Totals] = {}
+        self.take_gradients: Callable[..., None] = self._take_gradients
 
     def record_start(self, within: str = "") -> list[Owned]:
         """Parameters and buffers as the step finds them; ``within``: of this scope and those below it only.
@@ -119,10 +142,20 @@ class ParameterRecorder:
 
     def record_totals(self, ordinal: int) -> None:
         """All gradients as they stand in ``.grad``; ``ordinal`` counts the backward passes of this micro-batch."""
-        for item in self._inventory.parameters():
-            gradient = gradient_of(item.tensor)
+        tape, clock = self._tape, self._tape.clock
+        looks, owned = (clock.batch, ordinal), self._inventory.parameters()
+        known = self._totals.get(looks)
+        if known is None or known.owned is not owned:
+            known = self._totals[looks] = Totals(tape, owned, clock.batch, ordinal)
+        self.take_gradients(known.parameters, known.shelves, known.slots, clock.step, clock.batch)
+
+    def _take_gradients(
+        self, parameters: list[torch.Tensor], shelves: list[Shelf], slots: list[Slot], step: int, micro: int
+    ) -> None:
+        for parameter, shelf, slot in zip(parameters, shelves, slots):
+            gradient = gradient_of(parameter)
             if gradient is not None:
-                self._record(item, Phase.BACKWARD, Role.GRADIENT, gradient, ordinal)
+                self._tape.take(shelf, slot, step, micro, gradient)
 
     def _record(self, item: Owned, phase: Phase, role: Role, tensor: torch.Tensor, ordinal: int) -> None:
         tape, clock = self._tape, self._tape.clock

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from precision_align.core.errors import UsageError
-from precision_align.recording.staging import compare_memory, has_modes, untouched
+from precision_align.recording.plain import compare_memory
+from precision_align.recording.staging import has_modes, untouched
 from precision_align.storage.hashing import digest_bytes
 
 # Philox generators (CUDA, NPU) have a state of 16 bytes: the seed and the offset, 64 bits each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -24,6 +24,7 @@ from precision_align.recording.environment import update_models
 from precision_align.recording.gathering import Gathering
 from precision_align.recording.gradients import Ledger
 from precision_align.recording.hooks import Hooks
+from precision_align.recording.lanes import make_lane
 from precision_align.recording.losses import listening
 from precision_align.recording.models import Models
 from precision_align.recording.optimizers import OptimizerRecorder
@@ -60,7 +61,6 @@ class Recorder:
         self._parameters = ParameterRecorder(tape, model)
         self._gathering = Gathering(model, self._parameters.record_gathered, tape.note)
         self._series = Series()
-        self._hooks = Hooks(self._enter, self._leave, tape.note)
         self._cleanup = ExitStack()
         self._open = self._closed = self._explicit = self._step_open = False
         self.emptiness = ""
@@ -78,6 +78,18 @@ class Recorder:
         self._updates = Updates(tape, model, given, self._crew, self._passes, self._cycle, self._forcer)
         self._begun = Begun()
         self._starter = self._crew.starter
+        self._hooks = Hooks(*self._find_ways(), tape.note)
+
+    def _find_ways(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What is called before and after each module's call: compiled where that can be."""
+        if self._forcer is not None or self._starter is not None:
+            return self._enter, self._leave
+        lane = make_lane(self._tape, self._calls, self._ledger, self._enter, self._leave)
+        if lane is None:
+            return self._enter, self._leave
+        self._calls.lane = self._ledger.lane = lane
+        self._parameters.take_gradients = lane.take_gradients
+        return lane.follow_enter, lane.follow_leave
 
     @property
     def notes(self) -> Sequence[str]:

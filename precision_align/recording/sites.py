@@ -14,13 +14,30 @@ from precision_align.recording.replicas import former_parameters
 _UNKNOWN: Any = object()
 # One before the call and one after it are ours.
 _OWN_HOOKS = 2
+# Modules of torch's own whose forward draws no random numbers: most of those that there are in a model.
+_DETERMINATE = frozenset(
+    getattr(torch.nn, name)
+    for name in (
+        *("Linear", "Bilinear", "Identity", "Embedding", "Flatten", "Conv1d", "Conv2d", "Conv3d"),
+        *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d"),
+        *("AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm2d"),
+        *("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "SiLU", "Mish"),
+        *("Sigmoid", "Tanh", "Softplus", "Hardswish", "Softmax", "LogSoftmax", "CrossEntropyLoss", "MSELoss"),
+    )
+    if hasattr(torch.nn, name)  # RMSNorm came with torch 2.4
+)
 
 
 class Site:
-    """One module under its scope; ``wanted``: whether its tensors are recorded."""
+    """One module under its scope; ``wanted``: whether its tensors are recorded; ``draws``: whether its class may draw
+    random numbers.
+    """
+
+    __slots__ = ("_attributes", "_class", "_ids", "_kind", "_values", "draws", "module", "scope", "wanted")
 
     def __init__(self, module: torch.nn.Module, scope: str, wanted: bool) -> None:
         self.module, self.scope, self.wanted = module, scope, wanted
+        self.draws = type(module) not in _DETERMINATE
         self._class: Optional[type] = None
         self._kind = ""
         self._attributes: Any = _UNKNOWN
@@ -41,6 +58,11 @@ class Site:
         module = self.module
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         return hooks <= _OWN_HOOKS and type(module).__module__.startswith("torch.nn.modules.") and not module._modules
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether a call may have drawn random numbers; False only where no code but torch's own ran."""
+        return self.draws or not self.is_stock
 
     @property
     def is_leaf(self) -> bool:

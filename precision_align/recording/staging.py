@@ -8,53 +8,27 @@ here (detach, clone, copy, bit views, equal) is on its lists. No operation here 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
 import torch
 
-from precision_align.core.dtypes import DTYPES
 from precision_align.core.terms import Tier
-from precision_align.recording.copies import Staged, describe, dtype_name, layout_of, stage_fresh
+from precision_align.recording.copies import Staged, describe, layout_of, stage_fresh
+from precision_align.recording.native import make_copier
+from precision_align.recording.plain import STRIDED, has_words, is_transformed, repeats
 from precision_align.recording.shards import describe_shard, local_shard, wait_for
-from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
+from precision_align.recording.slabs import Slabs
 from precision_align.recording.storages import storage_of
 from precision_align.recording.summaries import SUMMARIZED, Summaries
-from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
-# Copies are used again while the tensor's memory holds the same bits: an output is the next module's input, a
-# parameter's gradient becomes its total. So much of them is held until the step's end, beside what is on its way.
-REUSED_BYTES = 1 << 28
-# A step of a model with many small tensors sees some thousands; beyond, the oldest go.
-REUSED_COPIES = 1 << 14
-# Forms of tensors, about 1 KB each: those of a step. A run with batches of many lengths has ever new ones.
-KNOWN_FORMS = 1 << 14
 # Of copies from a device only the last ones: they are reused at once or not at all.
 REUSED_ON_DEVICE = 32
-# From here on a copy takes longer than handing the interpreter's lock over and back.
-_LONG_BYTES = 1 << 20
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_STRIDED = torch.strided
-_NO_SLAB = Slab(0)
-_UP = ALIGNMENT - 1
-_copy_locked = ctypes.memmove
-
-
-def _find_function(library: ctypes.CDLL, name: str) -> Callable[[int, int, int], int]:
-    """A function of the C library: two addresses and a number of bytes."""
-    function = getattr(library, name)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    found: Callable[[int, int, int], int] = function
-    return found
-
-
-# Whether two stretches of memory differ; like the copy above, without giving up the interpreter's lock.
-compare_memory = _find_function(ctypes.PyDLL(None), "memcmp")
-_copy_unlocked = _find_function(ctypes.CDLL(None), "memmove")
+_NOTHING = contextlib.nullcontext()
 _num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
@@ -81,14 +55,9 @@ def has_modes() -> bool:
     return bool(_num_function_modes() or torch._C._len_torch_dispatch_stack())
 
 
-def _never(tensor: torch.Tensor) -> bool:
-    return False
-
-
-# Tensors inside a torch.func transform are wrappers.
-_is_transformed: Callable[[torch.Tensor], bool] = getattr(
-    getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", _never
-)
+def undisturbed() -> contextlib.AbstractContextManager[Any]:
+    """As :func:`untouched`, at no cost where neither autograd nor a mode looks on: in most backward passes."""
+    return _NOTHING if not torch.is_grad_enabled() and not has_modes() else untouched()
 
 
 def _ignore(note: str) -> None:
@@ -98,31 +67,25 @@ def _ignore(note: str) -> None:
 class Stager:
     """Copies tensors; hands the same copy out again while the tensor's memory holds the same bits.
 
-    That is looked at, not believed: writes through ``.data`` or through NumPy do not count as a new version.
     ``note``: told what could not be done on a device.
     """
 
     def __init__(self, limit: Optional[int] = None, note: Callable[[str], None] = _ignore) -> None:
         self._summaries = Summaries(note)
         self._slabs = Slabs(default_staging_bytes() if limit is None else limit)
-        self._slab, self._next, self._end = _NO_SLAB, 0, 0
-        self._forms: dict[tuple[Any, ...], Optional[Form]] = {}
-        self._copies: dict[int, Staged] = {}  # by the address that was copied
-        self._held_bytes = 0
+        self.copier = make_copier(self._slabs)
         self._on_device: dict[tuple[int, Optional[Tier]], tuple[Any, tuple[Any, ...], Staged]] = {}
 
     def forget(self) -> None:
         """Drop all remembered copies (at a step's end, or when a device reuses memory behind our back)."""
-        self._copies.clear()
+        self.copier.forget()
         self._on_device.clear()
-        self._on_device.clear()
-        self._held_bytes = 0
 
     def release(self) -> None:
         """Give memory back that waits for the next copies."""
         self.forget()
+        self.copier.release()
         self._slabs.clear()
-        self._slab, self._next, self._end = _NO_SLAB, 0, 0
 
     def settle(self) -> None:
         """Fill in the summaries of tensors on devices: one copy to the host a device."""
@@ -138,7 +101,7 @@ class Stager:
         """
         try:
             if type(tensor) in _PLAIN_TYPES and not _num_function_modes():
-                staged = self._stage_plain(tensor)
+                staged: Optional[Staged] = self.copier.copy(tensor)
                 if staged is not None:
                     return staged
             with untouched():
@@ -150,69 +113,16 @@ class Stager:
             first_line = (str(error).splitlines() or [""])[0]
             return describe(tensor, reason=f"{type(error).__name__}: {first_line}")
 
-    def _stage_plain(self, tensor: torch.Tensor) -> Optional[Staged]:
-        """A tensor that lies in the CPU's memory as it is to be stored; None for any other.
-
-        Nothing here calls an operator, which modes could see: this is most of the cost of recording.
-        """
-        if not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_neg():
-            return None
-        if _is_transformed(tensor):
-            return None
-        looks = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
-        try:
-            form = self._forms[looks]
-        except KeyError:
-            if len(self._forms) >= KNOWN_FORMS:
-                self._forms.clear()
-            form = self._forms[looks] = _make_form(tensor)
-        pointer = tensor.data_ptr()
-        if form is None or (form.dtype[0] == "c" and tensor.is_conj()):
-            return None
-        nbytes = form.nbytes
-        storage = tensor.untyped_storage()
-        base = storage.data_ptr()
-        if not base or pointer + nbytes > base + storage.nbytes():  # freed (FSDP) or made smaller: not ours to read
-            return None
-        known = self._copies.get(pointer)
-        if known is not None:
-            if known.form.nbytes == nbytes and not compare_memory(known.address, pointer, nbytes):
-                return known if known.form is form else known.seen_as(form)
-            self._held_bytes -= known.form.nbytes
-        address = self._reserve(nbytes)
-        (_copy_locked if nbytes < _LONG_BYTES else _copy_unlocked)(address, pointer, nbytes)
-        self._copies[pointer] = staged = Staged(form, self._slab.array, address)
-        self._held_bytes += nbytes
-        if self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
-            self._let_go()
-        return staged
-
-    def _reserve(self, nbytes: int) -> int:
-        """The address of so many bytes in ``self._slab``."""
-        address = self._next
-        if address + nbytes > self._end:
-            self._slab = _NO_SLAB  # let go of the last one first: it may be free by now
-            self._slab = self._slabs.find(nbytes)
-            address = self._slab.address
-            self._end = address + (SLAB_BYTES if nbytes <= OWN_BYTES else 0)
-        self._next = (address + nbytes + _UP) & -ALIGNMENT
-        return address
-
-    def _let_go(self) -> None:
-        """Forget the oldest copies."""
-        while self._held_bytes > REUSED_BYTES or len(self._copies) > REUSED_COPIES:
-            self._held_bytes -= self._copies.pop(next(iter(self._copies))).form.nbytes
-
     def _stage_strided(self, tensor: torch.Tensor) -> Optional[Staged]:
         """A tensor in the CPU's memory, but in another order (channels last, a transposed view); None for any other."""
-        if not tensor.is_cpu or tensor.layout is not _STRIDED or not _has_words(tensor) or _repeats(tensor):
+        if not tensor.is_cpu or tensor.layout is not STRIDED or not has_words(tensor) or repeats(tensor):
             return None
         form = describe(tensor).form
-        address = self._reserve(form.nbytes)
-        offset = address - int(self._slab.array.__array_interface__["data"][0])
-        room = torch.from_numpy(self._slab.array[offset : offset + form.nbytes])
+        slab, address = self.copier.reserve(form.nbytes)
+        offset = address - int(slab.__array_interface__["data"][0])
+        room = torch.from_numpy(slab[offset : offset + form.nbytes])
         room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        return Staged(form, self._slab.array, address)
+        return Staged(form, slab, address)
 
     def forget_written(self, tensors: Iterable[torch.Tensor]) -> None:
         """These, and what shares their memory, were just written by an operator. Inside a dispatch mode torch counts a
@@ -237,7 +147,7 @@ class Stager:
         if reason:
             return describe(tensor, reason=reason)
         if type(tensor) in _PLAIN_TYPES and not tensor.is_nested:
-            plain = self._stage_plain(tensor) or self._stage_strided(tensor)
+            plain = self.copier.copy(tensor) or self._stage_strided(tensor)
             if plain is not None:
                 return plain
         state = _version_state(tensor)
@@ -252,24 +162,6 @@ class Stager:
             while len(self._on_device) > REUSED_ON_DEVICE:
                 del self._on_device[next(iter(self._on_device))]
         return staged
-
-
-def _has_words(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can show its memory as the words of its dtype, and there is any."""
-    name = dtype_name(tensor)
-    row = DTYPES.get(name)
-    return row is not None and row.kind != "quantized" and name != "complex32" and tensor.numel() > 0
-
-
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether it is expanded: a dimension of several elements lies in one place."""
-    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape))
-
-
-def _make_form(tensor: torch.Tensor) -> Optional[Form]:
-    """The form of a plain CPU tensor whose memory is its words in logical C order, None for all others."""
-    plain = _has_words(tensor) and tensor.is_contiguous() and not _repeats(tensor)
-    return describe(tensor).form if plain else None
 
 
 def _version_state(tensor: torch.Tensor) -> Optional[tuple[Any, ...]]:
@@ -295,9 +187,9 @@ def _obstacle(tensor: torch.Tensor) -> str:
         return "a FakeTensor has a shape and no values: capture outside of FakeTensorMode"
     if tensor.device.type == "meta":
         return "a meta tensor has no values"
-    if _is_transformed(tensor):
+    if is_transformed(tensor):
         return "inside a torch.func transform"
-    if tensor.layout is _STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.is_nested:
+    if tensor.layout is STRIDED and kind in _PLAIN_TYPES and tensor.numel() and not tensor.is_nested:
         there = tensor.untyped_storage().nbytes()
         if there < _last_byte(tensor):  # torch itself reads on behind the end
             return "its memory was made smaller than the tensor" if there else "its memory was freed"

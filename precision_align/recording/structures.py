@@ -21,7 +21,7 @@ _MAX_DEPTH = 4
 _MAX_KNOWN = 4096
 
 _known: dict[tuple[Any, ...], tuple[Tree, tuple[str, ...]]] = {}
-_TENSOR_TREE: Tree = {"kind": "tensor", "path": ""}
+TENSOR_TREE: Tree = {"kind": "tensor", "path": ""}
 
 
 def is_tensor(value: Any) -> bool:
@@ -38,12 +38,12 @@ def prefixed(prefix: str, path: str) -> str:
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tree, Leaves]:
     """The tree of {"args", "kwargs"} and its tensors."""
     if not kwargs and len(args) == 1 and type(args[0]) is torch.Tensor:  # most modules
-        return _one_tensor(), (("args.0", args[0]),)
+        return one_tensor_tree(), (("args.0", args[0]),)
     return flatten_arguments({"args": args, "kwargs": kwargs})
 
 
 @cache
-def _one_tensor() -> Tree:
+def one_tensor_tree() -> Tree:
     return flatten_arguments({"args": (torch.empty(0),), "kwargs": {}})[0]
 
 
@@ -53,7 +53,7 @@ def flatten_arguments(value: Any) -> tuple[Tree, Leaves]:
     Trees of equal structures are one object: they are not to be changed.
     """
     if type(value) is torch.Tensor:
-        return _TENSOR_TREE, (("", value),)
+        return TENSOR_TREE, (("", value),)
     looks: list[Any] = []
     tensors: list[torch.Tensor] = []
     if not _look(value, looks, tensors, 0):
