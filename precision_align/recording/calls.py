@@ -90,7 +90,7 @@ class Frame:
 
 
 class CallRecorder:
-    """Follows module calls on every thread and records them on the tape; ``lane``: its compiled twin, where there is."""
+    """Follows module calls on every thread and records them; ``lane``: its compiled twin, where there is one."""
 
     def __init__(self, tape: Tape, ledger: Ledger) -> None:
         self._tape, self._ledger = tape, ledger

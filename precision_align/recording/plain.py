@@ -12,7 +12,10 @@ import torch
 
 from precision_align.core.dtypes import DTYPES, Array
 from precision_align.recording.copies import Staged, describe, dtype_name
-from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slab, Slabs
+from precision_align.recording.slabs import ALIGNMENT as ALIGNMENT
+from precision_align.recording.slabs import OWN_BYTES as OWN_BYTES
+from precision_align.recording.slabs import SLAB_BYTES as SLAB_BYTES
+from precision_align.recording.slabs import Slab, Slabs
 from precision_align.storage.drafts import Form
 
 # Copies are used again while the tensor's memory holds the same bits: an output is the next module's input, a
@@ -66,7 +69,7 @@ class Copier:
     def __init__(self, slabs: Slabs) -> None:
         self._slabs = slabs
         self._slab, self._next, self._end = _NO_SLAB, 0, 0
-        self._forms: dict[tuple[Any, ...], Known] = {}
+        self.forms: dict[tuple[Any, ...], Known] = {}
         self._copies: dict[int, Staged] = {}  # by the address that was copied
         self._held_bytes = 0
 
@@ -81,11 +84,11 @@ class Copier:
             return None
         looks = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
         try:
-            form, nbytes, is_complex = self._forms[looks]
+            form, nbytes, is_complex = self.forms[looks]
         except KeyError:
-            if len(self._forms) >= KNOWN_FORMS:
-                self._forms.clear()
-            form, nbytes, is_complex = self._forms[looks] = make_form(tensor)
+            if len(self.forms) >= KNOWN_FORMS:
+                self.forms.clear()
+            form, nbytes, is_complex = self.forms[looks] = make_form(tensor)
         if form is None or (is_complex and tensor.is_conj()):
             return None
         pointer = tensor.data_ptr()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from precision_align.core.records import RunInfo
+from precision_align.recording import native
 from precision_align.recording.session import capture
 from precision_align.storage.memory import MemorySink
 
@@ -253,6 +254,15 @@ class Record:
         with capture(model, None, sink=self.sink, **options) as recorder:
             body(recorder)
         return self.sink.dump()
+
+
+@pytest.fixture(params=["compiled", "python"])
+def twin(request, monkeypatch):
+    """Both paths of recording in turn, see precision_align/recording/native."""
+    monkeypatch.setenv(native.VARIABLE, request.param)
+    if request.param == "compiled" and native.load_native() is None:
+        pytest.skip("there is no C compiler with Python's headers here")
+    return request.param
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precision_align.core.dtypes import dtype_of, widen
-from precision_align.recording import staging
+from precision_align.recording import plain
 from precision_align.recording.staging import Stager, untouched
 
 pytestmark = pytest.mark.live
@@ -191,8 +191,8 @@ def test_parameters_and_inference_tensors_are_always_copied_anew():
     assert (before.words[0], stager.stage(inference).words[0]) == (1, 2)
 
 
-def test_only_so_many_copies_are_kept(monkeypatch):
-    monkeypatch.setattr(staging, "REUSED_BYTES", 100 * 16)
+def test_only_so_many_copies_are_kept(twin, monkeypatch):
+    monkeypatch.setattr(plain, "REUSED_BYTES", 100 * 16)
     stager = Stager()
     kept = [torch.ones(4) for _ in range(200)]
     copies = [stager.stage(tensor) for tensor in kept]

@@ -18,25 +18,17 @@ from typing import Any
 import torch
 
 from precision_align.numerics.building import build_library
+from precision_align.recording import plain
 from precision_align.recording.copies import Staged
-from precision_align.recording.plain import (
-    KNOWN_FORMS,
-    LONG_BYTES,
-    REUSED_BYTES,
-    REUSED_COPIES,
-    STRIDED,
-    Copier,
-    is_transformed,
-    make_form,
-)
-from precision_align.recording.slabs import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Slabs
+from precision_align.recording.slabs import ALIGNMENT, Slabs
 from precision_align.recording.trays import Tray
 
+_NUMBERS: Any = ctypes.POINTER(ctypes.c_int64)
 # In the order of the fields of ``Shims``, with what each gives.
 _SHIMS: dict[str, Any] = {
     "data_ptr": ctypes.c_void_p,
-    "sizes": None,
-    "strides": None,
+    "sizes": _NUMBERS,
+    "strides": _NUMBERS,
     "dim": ctypes.c_int64,
     "dtype": ctypes.c_int32,
     "device_type": ctypes.c_int32,
@@ -78,22 +70,22 @@ def make_copier(slabs: Slabs) -> Any:
     """What copies plain tensors, compiled or not."""
     native = load_native()
     if native is None:
-        return Copier(slabs)
+        return plain.Copier(slabs)
     return native.Copier(
         slabs=slabs,
-        make_form=make_form,
+        make_form=plain.make_form,
         staged_type=Staged,
-        strided=STRIDED,
-        is_transformed=is_transformed,
+        strided=plain.STRIDED,
+        is_transformed=plain.is_transformed,
         transforms=getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _find_none),
         shims=_find_shims(),
-        max_held=REUSED_BYTES,
-        max_copies=REUSED_COPIES,
-        max_forms=KNOWN_FORMS,
-        slab_bytes=SLAB_BYTES,
-        own_bytes=OWN_BYTES,
+        max_held=plain.REUSED_BYTES,
+        max_copies=plain.REUSED_COPIES,
+        max_forms=plain.KNOWN_FORMS,
+        slab_bytes=plain.SLAB_BYTES,
+        own_bytes=plain.OWN_BYTES,
         alignment=ALIGNMENT,
-        long_bytes=LONG_BYTES,
+        long_bytes=plain.LONG_BYTES,
     )
 
 
@@ -118,13 +110,11 @@ def _find_shims() -> tuple[int, ...]:
 
 def _describe(functions: Sequence[Any], handle: Any, dim: int) -> list[Any]:
     found: list[Any] = []
-    for name, function in zip(_SHIMS, functions):
-        is_list = name in ("sizes", "strides")
-        kind = ctypes.POINTER(ctypes.c_int64) if is_list else _SHIMS[name]
+    for kind, function in zip(_SHIMS.values(), functions):
         answer = kind()
         if function(handle, ctypes.byref(answer)):
             return []
-        found.append(answer[:dim] if is_list else answer.value)
+        found.append(answer[:dim] if kind is _NUMBERS else answer.value)
     return found
 
 

@@ -159,7 +159,7 @@ static PyObject *find_form(Copier *self, PyObject *tensor) {
         if (!PyTuple_GET_ITEM(looks, index)) goto done;
     known = PyDict_GetItemWithError(self->forms, looks);
     if (known || PyErr_Occurred()) goto done;
-    if (PyDict_GET_SIZE(self->forms) >= self->max_forms) PyDict_Clear(self->forms);
+    if (PyDict_GET_SIZE(self->forms) >= self->max_forms - 1) PyDict_Clear(self->forms); /* two keys a form */
     PyObject *made = PyObject_CallOneArg(self->make_form, tensor);
     if (!made) goto done;
     if (PyDict_SetItem(self->forms, looks, made) == 0) known = made; /* the dictionary holds it */
@@ -368,6 +368,11 @@ static PyMethodDef copier_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef copier_members[] = {
+    {"forms", T_OBJECT, offsetof(Copier, forms), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyTypeObject CopierType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "precision_align.native.Copier",
     .tp_basicsize = sizeof(Copier),
@@ -378,6 +383,7 @@ static PyTypeObject CopierType = {
     .tp_traverse = (traverseproc)copier_traverse,
     .tp_clear = (inquiry)copier_clear,
     .tp_methods = copier_methods,
+    .tp_members = copier_members,
 };
 
 #endif
