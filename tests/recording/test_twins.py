@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from precision_align.recording import native
+from precision_align.recording.calls import CallRecorder
 from precision_align.recording.session import capture
 
 pytestmark = pytest.mark.live
@@ -71,27 +72,23 @@ def test_every_kind_of_model(both, run_training, kind, options):
     compare(*both(lambda session: run_training(kind, session), **options))
 
 
-def test_the_compiled_path_is_taken(both, monkeypatch):
-    """What the others compare is not the same path twice."""
+def test_the_compiled_path_is_taken(monkeypatch, new_sink):
+    """What the others compare is not the same path twice: only the outermost call goes the other way."""
     seen = []
-    follow = native.load_native().Lane
+    enter = CallRecorder.enter
 
-    class Counted:
-        def __new__(cls, **given):
-            enter = given["enter"]
-            given["enter"] = lambda *arguments: (seen.append(arguments[1]), enter(*arguments))[1]
-            return follow(**given)
+    def follow(self, frames, module, scope, args, kwargs):
+        seen.append(scope)
+        enter(self, frames, module, scope, args, kwargs)
 
-    monkeypatch.setattr(native.load_native(), "Lane", Counted)
-
-    def train(session):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
-        with session(model) as recorder, recorder.step():
+    monkeypatch.setattr(CallRecorder, "enter", follow)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
+    for name, expected in (("compiled", [""]), ("python", ["", "0", "1", "1.0", "1.1"])):
+        monkeypatch.setenv(native.VARIABLE, name)
+        seen.clear()
+        with capture(model, None, sink=new_sink()) as recorder, recorder.step():
             model(torch.ones(2, 3)).sum().backward()
-
-    compare(*both(train, sources=("modules", "gradients")))
-    assert seen == [""]  # all calls but the outermost one
+        assert seen == expected
 
 
 class Odd(nn.Module):
