@@ -49,8 +49,9 @@ JOB = np.dtype(
         *((field[0], "<i8" if field[1] is ctypes.c_int64 else "<f8") for field in _Summary._fields_),
     ]
 )
-# The number of a form in a job; 0 is any other dtype.
+# The number of a form in a job, and by number the bytes of a word; 0 is any other dtype.
 FORM_NUMBERS = {form: number for number, form in enumerate(FORMS, 1)}
+FORM_SIZES = np.array([1, 4, 2, 2, 8])
 
 
 class CompiledSummaries:
