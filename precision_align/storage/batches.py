@@ -95,7 +95,7 @@ def read_deferred(drafts: Sequence[DeferredDraft], patterns: Patterns) -> Column
     """The columns of drafts whose words lie as their forms say, or that were summarized on a device."""
     slots, steps, micros, orders, tiers, reasons, copies = zip(*map(_get_draft, drafts))
     ranks, tails, extras, roles = zip(*map(_get_slot, slots))
-    found = [patterns.find(copy.form) for copy in copies]
+    found = patterns.find_all([copy.form for copy in copies])
     return Columns(
         keys=[f"{step}/{micro}/{tail}" for step, micro, tail in zip(steps, micros, tails)],
         steps=steps,

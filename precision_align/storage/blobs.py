@@ -12,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from precision_align.core.dtypes import Array
+from precision_align.storage.handles import write_table
 from precision_align.storage.layout import ALIGNMENT
 
 # Unfiltered chunks written directly cost as much as a raw write from 1 MiB up (docs: facts on the write path); the
@@ -139,7 +140,7 @@ class Blob:
         used = self.size % CHUNK
         if self._dataset is None and not self._filters:
             require_room(self._folder, used, self._reserve)
-            self._open_file().create_dataset(self._name, data=self._staging[:used].view(self._word))
+            write_table(self._open_file(), self._name, self._staging[:used].view(self._word))
             return
         if used:
             self._staging[used:] = 0

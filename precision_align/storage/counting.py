@@ -67,7 +67,7 @@ class _Running:
         self.tensors += 1
         self.tables += layout.INDEX.itemsize + len(str(entry.draft.key)) + 1
         record = entry.draft
-        self.texts.intern_several((record.dtype, record.layout, record.device, entry.reason))
+        self.texts.intern_all((record.dtype, record.layout, record.device, entry.reason))
         if entry.extra:
             self.texts.intern(entry.extra)
         if entry.sketch is not None:

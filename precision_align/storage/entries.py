@@ -116,8 +116,8 @@ class Finisher:
         if not isinstance(draft, Draft) and not draft.copy.address and draft.copy.summary is not None:
             tier, reason, values, table = read_summary(draft.copy.summary, record.tier, record.reason)
             return Entry(record, tier, draft.copy.summary.digest, values, record.nbytes, reason, None, table)
-        holder = draft.words if isinstance(draft, Draft) else draft.copy
-        words, trouble = check_words(record, holder if isinstance(draft, Draft) else holder.words)
+        holder: Any = draft.words if isinstance(draft, Draft) else draft.copy
+        words, trouble = check_words(record, draft.words if isinstance(draft, Draft) else draft.copy.words)
         given = record.digest if len(record.digest) == DIGEST_BYTES else b""
         values = None if record.statistics is None else get_values(record.statistics)
         if words is None:

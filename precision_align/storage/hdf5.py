@@ -54,7 +54,7 @@ _SLOW = "the disk was too slow: a sketch was kept instead of the payload"
 _RECORD_BYTES = 1024
 # Of what waits so much is taken at once. Beyond these it costs no less, and the queue's room comes free later.
 _ITEMS_AT_ONCE, _BYTES_AT_ONCE = 256, 8 << 20
-_CALLS = (Call, DeferredCall)
+_CALLS = frozenset({Call, DeferredCall})
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Hdf5Sink:
             return
         self._stalled = True
         for item in items:
-            if isinstance(item, _CALLS):
+            if isinstance(item, (Call, DeferredCall)):
                 self.put_call(item)
             else:
                 self.put(item)
@@ -268,8 +268,8 @@ class Hdf5Sink:
 
     def _take(self, items: Sequence[Any]) -> None:
         """Tensors and calls, in their order among their like."""
-        calls = [item for item in items if isinstance(item, _CALLS)]
-        drafts = [item for item in items if not isinstance(item, _CALLS)] if calls else items
+        calls = [item for item in items if type(item) in _CALLS]
+        drafts = [item for item in items if type(item) not in _CALLS] if calls else items
         self._guard(self._add_calls, calls)
         for run in split_runs(drafts):
             self._guard(self._add_run, run)
@@ -368,8 +368,10 @@ class Hdf5Sink:
 
 def _describe(item: Any) -> str:
     """Which item of several something is wrong with."""
-    if isinstance(item, (*_CALLS, _Value)):
-        return str(item.point.name) if isinstance(item, _Value) else type(item).__name__
+    if isinstance(item, _Value):
+        return item.point.name
+    if type(item) in _CALLS:
+        return type(item).__name__
     return str((item.draft if isinstance(item, Entry) else record_of(item)).key)
 
 

@@ -19,7 +19,7 @@ from precision_align.storage.batches import Batch
 from precision_align.storage.blobs import Blob, require_room
 from precision_align.storage.compression import filter_options
 from precision_align.storage.drafts import DeferredCall
-from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path
+from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path, write_attributes, write_table
 from precision_align.storage.hashing import DIGEST_BYTES, DIGEST_KIND, digest_words
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
 from precision_align.storage.tables import Row, fill_calls, fill_table, strip_payloads
@@ -109,19 +109,21 @@ class Part:
             blobs = [self._blob(batch.patterns[number].itemsize) for number in stored]
         else:
             blobs = [self._blob(1)] * len(stored)
-        places = [blob.append(*one) for blob, *one in zip(blobs, names, batch.addresses, batch.sizes)]
-        rows["offset"][stored], rows["stored"][stored] = places, batch.sizes
+        rows["offset"][stored] = list(map(Blob.append, blobs, names, batch.addresses, batch.sizes))
+        rows["stored"][stored] = batch.sizes
         rows["flags"][stored] |= layout.HAS_PAYLOAD
 
     def _name(self, batch: Batch) -> None:
         """Fill in the lines of ``strings``."""
         rows, texts = batch.rows, self._texts
-        looks = [(*pattern.names, reason) for pattern, reason in zip(batch.patterns, batch.reasons)]
-        known = {look: texts.intern_several(look) for look in dict.fromkeys(looks)}
-        numbers = np.array([known[look] for look in looks], dtype=np.uint32)
+        looks: dict[tuple[tuple[str, str, str], str], int] = {}
+        names = [pattern.names for pattern in batch.patterns]
+        places = [looks.setdefault(look, len(looks)) for look in zip(names, batch.reasons)]
+        table = np.array([texts.intern_all((*form, reason)) for form, reason in looks], dtype=np.uint32)
         for column, name in enumerate(("dtype_name", "layout", "device", "reason")):
-            rows[name] = numbers[:, column]
-        rows["extra"] = [texts.intern(extra) if extra else 0 for extra in batch.extras]
+            rows[name] = table[places, column]
+        told = [number for number, extra in enumerate(batch.extras) if extra]
+        rows["extra"][told] = texts.intern_all([batch.extras[number] for number in told])
         for number, pattern in enumerate(batch.patterns):
             if pattern.wide is not None:
                 rows["wide"][number] = texts.intern(pattern.wide)
@@ -204,16 +206,19 @@ class Part:
         for blob in self._blobs.values():
             blob.finish()
         for name, table in tables.items():
-            file.create_dataset(name, data=table)
+            write_table(file, name, table)
         digests = {name: digest_words(table.view(np.uint8)).hex() for name, table in tables.items()}
-        file.attrs["digests"] = json.dumps(digests)
-        file.attrs["digest_kind"] = DIGEST_KIND
-        file.attrs["sketch_kind"] = SKETCH_KIND
-        file.attrs["distinct"] = len(set(self._keys)) == len(self._keys)
-        file.attrs["sequence"] = self._sequence
-        file.attrs["format"] = layout.FORMAT
-        file.attrs["schema_version"] = SCHEMA_VERSION
-        file.attrs["complete"] = True
+        attributes = {
+            "digests": json.dumps(digests),
+            "digest_kind": DIGEST_KIND,
+            "sketch_kind": SKETCH_KIND,
+            "distinct": len(set(self._keys)) == len(self._keys),
+            "sequence": self._sequence,
+            "format": layout.FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "complete": True,
+        }
+        write_attributes(file, attributes)
         file.close()
         self._file = None
         if self._settings.fsync != "never" and self._temporary is not None:

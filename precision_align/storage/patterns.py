@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Optional, Union
 
@@ -41,9 +41,10 @@ class Patterns:
     def __init__(self) -> None:
         self._known: dict[Any, Pattern] = {}
 
-    def find(self, form: Form) -> Pattern:
-        """Of a form, by identity. Raises OverflowError where a size is beyond 64 bits."""
-        return self._known.get(form) or self._add(form, _make_pattern(form))
+    def find_all(self, forms: Sequence[Form]) -> list[Pattern]:
+        """Of forms, by identity. Raises OverflowError where a size is beyond 64 bits."""
+        found = map(self._known.get, forms)
+        return [pattern or self._add(form, _make_pattern(form)) for form, pattern in zip(forms, found)]
 
     def find_record(self, record: TensorRecord) -> Pattern:
         """Of a record; its ``extra`` is no part of it. Raises OverflowError where a size is beyond 64 bits."""

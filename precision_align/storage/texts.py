@@ -100,7 +100,6 @@ class TextWriter:
     def __init__(self, encoder: Encoder | None = None) -> None:
         self._numbers = {"null": 0}
         self._strings: dict[str, int] = {}
-        self._several: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._met: dict[int, int] = {}
         self._held: list[Any] = []
         self._encoder = Encoder() if encoder is None else encoder
@@ -112,13 +111,6 @@ class TextWriter:
         if value not in self._strings:
             self._strings[value] = self._add(encode_value(value))
         return self._strings[value]
-
-    def intern_several(self, values: tuple[str, ...]) -> tuple[int, ...]:
-        """The numbers of texts that often come together."""
-        known = self._several.get(values)
-        if known is None:
-            known = self._several[values] = tuple(map(self.intern, values))
-        return known
 
     def intern_all(self, values: Sequence[Any]) -> list[int]:
         """The number of each; the same objects often come again, and must not be changed any more."""
