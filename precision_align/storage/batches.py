@@ -78,6 +78,13 @@ class Batch:
         self.sizes.append(words.nbytes)
         self.held.append(words)
 
+    def sort_payloads(self) -> None:
+        """In the order of the records: a file's bytes depend on nothing else."""
+        order = sorted(range(len(self.stored)), key=self.stored.__getitem__)
+        self.stored, self.addresses, self.sizes = (
+            [column[place] for place in order] for column in (self.stored, self.addresses, self.sizes)
+        )
+
     def drop_payloads(self, reason: str) -> None:
         """Keep hash and statistics only of what had a payload."""
         self.rows["tier"][self.stored] = layout.TIERS.index(Tier.STATISTICS)

@@ -157,6 +157,8 @@ class BatchFinisher(Finisher):
                 batch.store(number, words)
             else:
                 batch.extras[number] = {**batch.extras[number], EXTRA: reference}
+        if odd:
+            batch.sort_payloads()
 
 
 def _take(found: Summaries, places: list[int]) -> Summaries:

@@ -85,16 +85,16 @@ def write_attributes(file: Any, values: Mapping[str, Any]) -> None:
 
     for name, value in values.items():
         array = np.asarray(value, dtype=string_dtype() if isinstance(value, str) else None)
-        kind, memory = _make_attribute_types(type(value))
+        kind, memory = _make_attribute_types(array.dtype.kind)
         h5a.create(file.id, name.encode("ascii"), kind, h5s.create(h5s.SCALAR)).write(array, memory)
 
 
 @cache
-def _make_attribute_types(kind: type) -> tuple[Any, Any]:
-    """The HDF5 types of an attribute and of what NumPy holds it in."""
+def _make_attribute_types(kind: str) -> tuple[Any, Any]:
+    """The HDF5 types of an attribute and of what NumPy holds it in; ``kind``: that of NumPy's type, "O" for a text."""
     from h5py import h5t, string_dtype
 
-    dtype = string_dtype() if kind is str else np.asarray(kind()).dtype
+    dtype = string_dtype() if kind == "O" else np.dtype({"b": "?", "i": "i8"}[kind])
     return h5t.py_create(dtype, logical=True), h5t.py_create(dtype)
 
 
