@@ -23,7 +23,7 @@ from precision_align.core.records import Statistics
 from precision_align.numerics.building import load_library
 
 SOURCE = Path(__file__).with_name("summary.c")
-VERSION = 2
+VERSION = 3
 FORMS = ("float32", "bfloat16", "float16", "float64")
 # The same variable that chooses the difference kernel: anything but "compiled" (or nothing) asks for NumPy here.
 VARIABLE = "PRECISION_ALIGN_KERNEL"
