@@ -358,7 +358,10 @@ static void digest_small(struct job *next, struct job *end) {
             busy |= own[lane] != 0;
         }
         if (!busy) return;
-        for (int i = 0; i < 8; i++) { v[i] = state[i]; v[i + 8] = IV[i] - (messages){0}; }
+        for (int i = 0; i < 8; i++) {
+            v[i] = state[i];
+            for (int lane = 0; lane < MESSAGES; lane++) v[i + 8][lane] = IV[i];
+        }
         v[12] ^= count;
         v[14] ^= last;
         ROUNDS
