@@ -30,7 +30,7 @@ from precision_align.storage.patterns import Patterns
 AnyItem = Union[AnyDraft, Entry]
 # What was found of a smaller tensor is forgotten with its batch: hashing it again costs less than remembering.
 _REMEMBERED_BYTES = 1 << 16
-_NOTHING = Lying(0, 0, "", False)
+_NOTHING: Lying = (0, 0, "", False)
 _LYING, _PLAIN, _SUMMARIZED, _ODD = range(4)
 
 
@@ -89,7 +89,7 @@ class BatchFinisher(Finisher):
         dtypes = [pattern.dtype for pattern in columns.patterns]
         first: dict[Lying, int] = {}
         places = [
-            first.setdefault(one, len(first))  # type: ignore[arg-type] # a plain tuple is made in half the time
+            first.setdefault(one, len(first))
             for one in zip(columns.addresses, sizes, dtypes, [tier is Tier.SKETCH for tier in tiers])
         ]
         tensors, holders = list(first), dict(zip(places, columns.holders))
@@ -112,8 +112,7 @@ class BatchFinisher(Finisher):
     def _recall_all(self, holder: Any, tensor: Lying) -> Met | None:
         """What is known of words that came before, if it is all that is wanted now."""
         known = self.recall(holder)
-        _, _, _, sketched = tensor
-        if known is None or known[2][0] is None or (sketched and known[2][1] is None):
+        if known is None or known[2][0] is None or (tensor[-1] and known[2][1] is None):
             return None
         return known
 
@@ -179,9 +178,9 @@ def _finish_summarized(columns: Columns) -> Batch:
     return make_batch(columns, tiers, reasons, [pattern.nbytes for pattern in columns.patterns], found, sketches)
 
 
-def split_runs(items: Sequence[AnyItem]) -> Iterator[list[AnyItem]]:
+def split_runs(items: Sequence[AnyItem]) -> list[list[AnyItem]]:
     """Pieces of a sequence whose items are finished in the same way."""
-    return (list(run) for _, run in groupby(items, _find_kind))
+    return [list(run) for _, run in groupby(items, _find_kind)]
 
 
 def _find_kind(item: Any) -> int:

@@ -250,18 +250,19 @@ class Hdf5Sink:
     def _work(self) -> bool:
         """Take some of what waits; whether it was the last."""
         items = self._queue.get_several(_ITEMS_AT_ONCE, _BYTES_AT_ONCE)
-        running: list[Any] = []  # of one step: a file ends with it
+        running: list[Any] = []  # came one by one
         last = False
         for item in items:
-            if isinstance(item, _EndStep):
-                self._take(running)
-                running = []
+            if not isinstance(item, (_EndStep, list)):
+                running.append(item)
+                continue
+            self._take(running)
+            running = []
+            if isinstance(item, list):
+                self._take(item)
+            else:
                 self._end(item)
                 last = last or item.last
-            elif isinstance(item, list):
-                running += item
-            else:
-                running.append(item)
         self._take(running)
         self._queue.release(len(items))
         return last
@@ -271,8 +272,7 @@ class Hdf5Sink:
         calls = [item for item in items if type(item) in _CALLS]
         drafts = [item for item in items if type(item) not in _CALLS] if calls else items
         self._guard(self._add_calls, calls)
-        for run in split_runs(drafts):
-            self._guard(self._add_run, run)
+        self._guard(self._add_drafts, drafts)
 
     def _guard(self, add: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> None:
         """What is wrong with one item costs none of those that came with it, and is kept for the reader of the dump:
@@ -302,6 +302,10 @@ class Hdf5Sink:
     def _add_calls(self, calls: Sequence[Call | DeferredCall]) -> None:
         self._open_part().add_calls(calls)
         self._close_if_full()
+
+    def _add_drafts(self, items: Sequence[AnyItem]) -> None:
+        for run in split_runs(items):
+            self._guard(self._add_run, run)
 
     def _add_run(self, items: Sequence[AnyItem]) -> None:
         part, batch = self._open_part(), self._finisher.finish_run(items)
@@ -372,7 +376,10 @@ def _describe(item: Any) -> str:
         return item.point.name
     if type(item) in _CALLS:
         return type(item).__name__
-    return str((item.draft if isinstance(item, Entry) else record_of(item)).key)
+    try:
+        return str((item.draft if isinstance(item, Entry) else record_of(item)).key)
+    except Exception:  # what is wrong with it may be just that
+        return type(item).__name__
 
 
 def _close_at_exit(sink: Hdf5Sink) -> Callable[[], None]:

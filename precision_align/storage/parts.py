@@ -115,18 +115,20 @@ class Part:
 
     def _name(self, batch: Batch) -> None:
         """Fill in the lines of ``strings``."""
-        rows, texts = batch.rows, self._texts
-        looks: dict[tuple[tuple[str, str, str], str], int] = {}
-        names = [pattern.names for pattern in batch.patterns]
-        places = [looks.setdefault(look, len(looks)) for look in zip(names, batch.reasons)]
-        table = np.array([texts.intern_all((*form, reason)) for form, reason in looks], dtype=np.uint32)
-        for column, name in enumerate(("dtype_name", "layout", "device", "reason")):
-            rows[name] = table[places, column]
-        told = [number for number, extra in enumerate(batch.extras) if extra]
-        rows["extra"][told] = texts.intern_all([batch.extras[number] for number in told])
-        for number, pattern in enumerate(batch.patterns):
-            if pattern.wide is not None:
-                rows["wide"][number] = texts.intern(pattern.wide)
+        names, wides = zip(*[(pattern.names, id(pattern.wide)) for pattern in batch.patterns])
+        extras = [id(extra) if extra else 0 for extra in batch.extras]
+        looks: dict[Any, int] = {}
+        places = [looks.setdefault(look, len(looks)) for look in zip(names, wides, extras, batch.reasons)]
+        firsts = dict(zip(reversed(places), reversed(range(len(places)))))
+        # in the order of the records, as if each were alone: a file's bytes depend on nothing else
+        table = np.array([self._intern(batch, firsts[place]) for place in range(len(looks))], dtype=np.uint32)
+        for column, name in enumerate(("dtype_name", "layout", "device", "reason", "extra", "wide")):
+            batch.rows[name] = table[places, column]
+
+    def _intern(self, batch: Batch, number: int) -> tuple[int, ...]:
+        pattern, extra, texts = batch.patterns[number], batch.extras[number], self._texts
+        names = texts.intern_all((*pattern.names, batch.reasons[number]))
+        return (*names, texts.intern(extra) if extra else 0, texts.intern(pattern.wide) if pattern.wide else 0)
 
     def _blob(self, itemsize: int) -> Blob:
         codec = self._settings.compress

@@ -30,7 +30,7 @@ def random_words(name: str, size: int, seed: int) -> Array:
 
 
 def lie(words: Array, name: str, *, sketched: bool = False) -> Lying:
-    return Lying(words.__array_interface__["data"][0], words.nbytes, name, sketched)
+    return words.__array_interface__["data"][0], words.nbytes, name, sketched
 
 
 @pytest.mark.parametrize("name", FORMS)
