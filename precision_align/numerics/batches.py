@@ -4,40 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from precision_align.core.dtypes import Array
+from precision_align.core.records import Statistics
 from precision_align.numerics.folding import TABLE
 from precision_align.numerics.sketches import count_buckets, repeated_signs
-from precision_align.numerics.statistics import is_safe
-from precision_align.numerics.summaries import FORM_NUMBERS, JOB, load_summaries
+from precision_align.numerics.statistics import SAFE_EXPONENT
+from precision_align.numerics.summaries import FORM_NUMBERS, FORM_SIZES, JOB, load_summaries
 
 # The values of a :class:`~precision_align.core.records.Statistics`, in the order of its fields.
 Values = tuple[int, int, int, int, int, float, float, float, float]
+# A tensor's C-contiguous words: their address and bytes, the torch name of the dtype, and whether a sketch is wanted.
+# Plain: a named tuple takes twice as long to make.
+Lying = tuple[int, int, str, bool]
+# Statistics as columns.
+STATISTICS = np.dtype([(field.name, "<i8" if "int" in str(field.type) else "<f8") for field in fields(Statistics)])
 
 
-class Lying(NamedTuple):
-    """A tensor's C-contiguous words in memory; ``dtype``: its torch name; ``sketched``: a sketch is wanted."""
+class Summaries(NamedTuple):
+    """What was found of n tensors.
 
-    address: int
-    numel: int
-    nbytes: int
-    dtype: str
-    sketched: bool
+    ``digests``: uint8[n, 16]; ``statistics``: STATISTICS[n]; ``complete``: bool[n], False where they are to be computed
+    in another way; ``sketches``: None where that holds too, or none was wanted.
+    """
 
-
-class Found(NamedTuple):
-    """What was found of one tensor; None: to be computed in another way, or not asked for."""
-
-    digest: bytes
-    values: Values | None
-    sketch: Array | None
+    digests: Array
+    statistics: Array
+    complete: Array
+    sketches: list[Array | None]
 
 
-def summarize_batch(tensors: Sequence[Lying]) -> Sequence[Found] | None:
+def make_room(count: int) -> Summaries:
+    """Nothing found yet of so many tensors."""
+    digests, statistics = np.zeros((count, 16), dtype=np.uint8), np.zeros(count, dtype=STATISTICS)
+    return Summaries(digests, statistics, np.zeros(count, dtype=np.bool_), [None] * count)
+
+
+def summarize_batch(tensors: Sequence[Lying]) -> Summaries | None:
     """All at once, without the interpreter's lock; None where there is no compiled function.
 
     The caller keeps the memory alive. Statistics and sketch are those of :func:`~.statistics.summarize` and
@@ -47,20 +55,19 @@ def summarize_batch(tensors: Sequence[Lying]) -> Sequence[Found] | None:
     compiled = load_summaries()
     if compiled is None or not tensors:
         return None
+    found = make_room(len(tensors))
     jobs = np.zeros(len(tensors), dtype=JOB)
-    addresses, numels, sizes, dtypes, sketched = zip(*tensors)
-    jobs["data"], jobs["count"], jobs["nbytes"] = addresses, numels, sizes
+    addresses, sizes, dtypes, sketched = zip(*tensors)
+    jobs["data"], jobs["nbytes"] = addresses, sizes
+    jobs["form"] = [FORM_NUMBERS.get(dtype, 0) for dtype in dtypes]
+    jobs["count"] = jobs["nbytes"] // FORM_SIZES[jobs["form"]]
     jobs["minimum"], jobs["maximum"] = math.inf, -math.inf
-    jobs["form"] = forms = [FORM_NUMBERS.get(dtype, 0) for dtype in dtypes]
-    sketches = [
-        np.empty(count_buckets(numel)) if wanted and form else None
-        for numel, wanted, form in zip(numels, sketched, forms)
-    ]
     if any(sketched):
-        jobs["buckets"] = [0 if sketch is None else sketch.size for sketch in sketches]
-        jobs["sketch"] = [0 if sketch is None else sketch.ctypes.data for sketch in sketches]
+        _make_sketches(jobs, np.array(sketched), found.sketches)
     compiled.summarize_many(jobs, TABLE, _signs())
-    return list(map(Found, _digests(jobs), _values(jobs), sketches))
+    found.digests[:] = jobs["digest"]
+    _finish_statistics(jobs, found)
+    return found
 
 
 @cache
@@ -68,25 +75,24 @@ def _signs() -> Array:
     return np.concatenate([repeated_signs(which) for which in (0, 1)]).astype(np.float32)
 
 
-def _digests(jobs: Array) -> Sequence[bytes]:
-    data = jobs["digest"].tobytes()
-    return [data[start : start + 16] for start in range(0, len(data), 16)]
+def _make_sketches(jobs: Array, sketched: Array, sketches: list[Array | None]) -> None:
+    for place in np.flatnonzero(sketched & (jobs["form"] > 0)).tolist():
+        buckets = count_buckets(int(jobs["count"][place]))
+        sketches[place] = sketch = np.empty(buckets)
+        jobs["buckets"][place], jobs["sketch"][place] = buckets, sketch.ctypes.data
 
 
-def _values(jobs: Array) -> Sequence[Values | None]:
+def _finish_statistics(jobs: Array, found: Summaries) -> None:
+    statistics = found.statistics
+    for name in ("nan", "inf", "zero", "subnormal", "minimum", "maximum"):
+        statistics[name] = jobs[name]
+    statistics["numel"] = jobs["count"]
     finite = jobs["count"] - jobs["nan"] - jobs["inf"]
-    some = finite > 0
     with np.errstate(all="ignore"):
-        mean = np.where(some, (jobs["sum"] + jobs["sum_rest"]) / finite, math.nan)
-        l2 = np.where(some, np.sqrt(jobs["square"] + jobs["square_rest"]), math.nan)
-    columns = [jobs[name] for name in ("count", "nan", "inf", "zero", "subnormal")]
-    columns += [np.where(some, jobs[name], math.nan) for name in ("minimum", "maximum")]
-    rows = zip(*(column.tolist() for column in (*columns, mean, l2)))
-    return [row if _is_valid(form, row) else None for form, row in zip(jobs["form"].tolist(), rows)]
-
-
-def _is_valid(form: int, row: Values) -> bool:
-    if form != FORM_NUMBERS["float64"]:
-        return form > 0
-    largest = max(abs(row[5]), abs(row[6]))
-    return math.isnan(largest) or is_safe(largest)
+        statistics["mean"] = (jobs["sum"] + jobs["sum_rest"]) / finite
+        statistics["l2"] = np.sqrt(jobs["square"] + jobs["square_rest"])
+    for name in ("minimum", "maximum", "mean", "l2"):
+        statistics[name][finite <= 0] = math.nan
+    exponents = np.frexp(np.fmax(np.abs(statistics["minimum"]), np.abs(statistics["maximum"])))[1]
+    wide = (jobs["form"] == FORM_NUMBERS["float64"]) & (np.abs(exponents) > SAFE_EXPONENT)
+    found.complete[:] = (jobs["form"] > 0) & ~wide

@@ -33,9 +33,9 @@ def sample(words: Array, dtype: Dtype) -> Array:
     flat = words.reshape(-1) if words.flags.c_contiguous else None
     taken = flat[places] if flat is not None else _take(words, places)
     numbers = widen(taken, dtype)
-    if dtype.kind == "complex":
-        return np.concatenate([numbers.real, numbers.imag]).astype(np.float64)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        if dtype.kind == "complex":
+            return np.concatenate([numbers.real, numbers.imag]).astype(np.float64)
         return np.asarray(numbers, dtype=np.float64)
 
 

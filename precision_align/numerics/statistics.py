@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 
 # Squares of values within 2**-400 .. 2**400 neither overflow nor lose their weight in a float64 sum; beyond, a float64
 # tensor is summed again after scaling by its largest exponent.
-_SAFE_EXPONENT = 400
+SAFE_EXPONENT = 400
 
 
 def iterate_blocks(words: Array, size: int = BLOCK) -> Iterator[Array]:
@@ -132,7 +132,7 @@ def summarize(words: Array, dtype: Dtype) -> Statistics:
 
 def is_safe(largest: float) -> bool:
     """Whether squares of values up to this neither overflow nor vanish."""
-    return not largest or abs(math.frexp(largest)[1]) <= _SAFE_EXPONENT
+    return not largest or abs(math.frexp(largest)[1]) <= SAFE_EXPONENT
 
 
 def _accumulate(words: Array, dtype: Dtype, summary: _Summary) -> _Summary:

@@ -23,7 +23,7 @@ from precision_align.core.records import Statistics
 from precision_align.numerics.building import load_library
 
 SOURCE = Path(__file__).with_name("summary.c")
-VERSION = 2
+VERSION = 3
 FORMS = ("float32", "bfloat16", "float16", "float64")
 # The same variable that chooses the difference kernel: anything but "compiled" (or nothing) asks for NumPy here.
 VARIABLE = "PRECISION_ALIGN_KERNEL"
@@ -49,8 +49,9 @@ JOB = np.dtype(
         *((field[0], "<i8" if field[1] is ctypes.c_int64 else "<f8") for field in _Summary._fields_),
     ]
 )
-# The number of a form in a job; 0 is any other dtype.
+# The number of a form in a job, and by number the bytes of a word; 0 is any other dtype.
 FORM_NUMBERS = {form: number for number, form in enumerate(FORMS, 1)}
+FORM_SIZES = np.array([1, 4, 2, 2, 8])
 
 
 class CompiledSummaries:

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { VERSION = 2, BLOCK = 4096, LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, STEP = 8 };
+enum { VERSION = 3, BLOCK = 4096, LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, STEP = 8 };
 
 struct summary {
     int64_t nan, inf, zero, subnormal;
@@ -190,14 +190,22 @@ static const uint8_t SIGMA[12][16] = {
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
 };
 
-INLINE uint64_t rotate(uint64_t word, int bits) { return word >> bits | word << (64 - bits); }
-
-INLINE void mix(uint64_t *v, int a, int b, int c, int d, uint64_t x, uint64_t y) {
-    v[a] += v[b] + x; v[d] = rotate(v[d] ^ v[a], 32);
-    v[c] += v[d];     v[b] = rotate(v[b] ^ v[c], 24);
-    v[a] += v[b] + y; v[d] = rotate(v[d] ^ v[a], 16);
-    v[c] += v[d];     v[b] = rotate(v[b] ^ v[c], 63);
-}
+#define ROTATE(word, bits) ((word) >> (bits) | (word) << (64 - (bits)))
+#define MIX(a, b, c, d, x, y)                                        \
+    v[a] += v[b] + m[s[x]]; v[d] = ROTATE(v[d] ^ v[a], 32);          \
+    v[c] += v[d];           v[b] = ROTATE(v[b] ^ v[c], 24);          \
+    v[a] += v[b] + m[s[y]]; v[d] = ROTATE(v[d] ^ v[a], 16);          \
+    v[c] += v[d];           v[b] = ROTATE(v[b] ^ v[c], 63);
+/* Of the state v and the words m of one message, or of a vector of them. */
+#define ROUNDS                                                       \
+    _Pragma("GCC unroll 12")                                         \
+    for (int round = 0; round < 12; round++) {                       \
+        const uint8_t *s = SIGMA[round];                             \
+        MIX(0, 4, 8, 12, 0, 1) MIX(1, 5, 9, 13, 2, 3)                \
+        MIX(2, 6, 10, 14, 4, 5) MIX(3, 7, 11, 15, 6, 7)              \
+        MIX(0, 5, 10, 15, 8, 9) MIX(1, 6, 11, 12, 10, 11)            \
+        MIX(2, 7, 8, 13, 12, 13) MIX(3, 4, 9, 14, 14, 15)            \
+    }
 
 static void compress(struct blake2b *hash, const uint8_t *data, int last) {
     uint64_t v[16], m[16];
@@ -205,17 +213,7 @@ static void compress(struct blake2b *hash, const uint8_t *data, int last) {
     for (int i = 0; i < 8; i++) { v[i] = hash->state[i]; v[i + 8] = IV[i]; }
     v[12] ^= hash->count;
     if (last) v[14] = ~v[14];
-    for (int round = 0; round < 12; round++) {
-        const uint8_t *s = SIGMA[round];
-        mix(v, 0, 4, 8, 12, m[s[0]], m[s[1]]);
-        mix(v, 1, 5, 9, 13, m[s[2]], m[s[3]]);
-        mix(v, 2, 6, 10, 14, m[s[4]], m[s[5]]);
-        mix(v, 3, 7, 11, 15, m[s[6]], m[s[7]]);
-        mix(v, 0, 5, 10, 15, m[s[8]], m[s[9]]);
-        mix(v, 1, 6, 11, 12, m[s[10]], m[s[11]]);
-        mix(v, 2, 7, 8, 13, m[s[12]], m[s[13]]);
-        mix(v, 3, 4, 9, 14, m[s[14]], m[s[15]]);
-    }
+    ROUNDS
     for (int i = 0; i < 8; i++) hash->state[i] ^= v[i] ^ v[i + 8];
 }
 
@@ -258,17 +256,9 @@ static void finish_hash(struct blake2b *hash, uint8_t *digest) {
     memcpy(digest, hash->state, 16);
 }
 
-enum { WHOLE_BYTES = 8192 };
-
-/* The 16 bytes of precision_align.storage.hashing.digest_words; keys: those of fold_blocks. */
+/* The 16 bytes of precision_align.storage.hashing.digest_words of more than WHOLE_BYTES; keys: those of fold_blocks. */
 static void digest(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
     struct blake2b hash;
-    if (nbytes <= WHOLE_BYTES) {
-        start_hash(&hash, "pa-whole");
-        add_hash(&hash, data, nbytes);
-        finish_hash(&hash, result);
-        return;
-    }
     start_hash(&hash, "pa-folded");
     for (int64_t start = 0; start < nbytes; start += ROWS * ROW_BYTES) {
         uint64_t sums[2 * LANES] = {0};
@@ -334,6 +324,57 @@ struct job {
     struct summary summary;
 };
 
+enum { WHOLE_BYTES = 8192, MESSAGES = 4, AT_ONCE = 32 };
+typedef uint64_t messages __attribute__((vector_size(8 * MESSAGES)));
+
+/* The hashes of all tensors of up to WHOLE_BYTES, several at a time: each lane of the vectors goes on with the next
+ * tensor when its own is done. One alone waits for each result of its long chain of additions. */
+static void digest_small(struct job *next, struct job *end) {
+    struct job *own[MESSAGES] = {0};
+    int64_t done[MESSAGES] = {0};
+    messages state[8], count, last, v[16], m[16];
+    struct blake2b start;
+    start_hash(&start, "pa-whole");
+    for (;;) {
+        uint8_t tails[MESSAGES][128];
+        int busy = 0;
+        for (int lane = 0; lane < MESSAGES; lane++) {
+            if (!own[lane]) {
+                while (next < end && next->nbytes > WHOLE_BYTES) next++;
+                if (next < end) own[lane] = next++;
+                done[lane] = 0;
+                for (int i = 0; i < 8; i++) state[i][lane] = start.state[i];
+            }
+            int64_t left = own[lane] ? own[lane]->nbytes - done[lane] : 0;
+            const uint8_t *block = left ? (const uint8_t *)own[lane]->data + done[lane] : 0;
+            last[lane] = left > 128 ? 0 : ~UINT64_C(0);
+            if (left < 128) { /* or nothing: an empty tensor, or no more of them */
+                memset(tails[lane], 0, 128);
+                if (left) memcpy(tails[lane], block, (size_t)left);
+                block = tails[lane];
+            }
+            count[lane] = (uint64_t)(done[lane] += left > 128 ? 128 : left);
+            for (int i = 0; i < 16; i++) m[i][lane] = ((const loose_u64 *)block)[i];
+            busy |= own[lane] != 0;
+        }
+        if (!busy) return;
+        for (int i = 0; i < 8; i++) {
+            v[i] = state[i];
+            for (int lane = 0; lane < MESSAGES; lane++) v[i + 8][lane] = IV[i];
+        }
+        v[12] ^= count;
+        v[14] ^= last;
+        ROUNDS
+        for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[i + 8];
+        for (int lane = 0; lane < MESSAGES; lane++)
+            if (last[lane] && own[lane]) {
+                uint64_t found[2] = {state[0][lane], state[1][lane]};
+                memcpy(own[lane]->digest, found, 16);
+                own[lane] = 0;
+            }
+    }
+}
+
 #define RUN(FORM, NAME)                                                                                           \
     if (job->form == FORM) {                                                                                      \
         summarize_##NAME(job->data, job->count, &job->summary);                                                   \
@@ -341,8 +382,12 @@ struct job {
     }
 
 void summarize_many(struct job *job, int64_t count, const uint64_t *keys, const float *signs) {
-    for (; count > 0; job++, count--) {
-        digest(job->data, job->nbytes, keys, job->digest);
+    for (struct job *end = job + count, *part = job; job < end; job++) {
+        if (job == part) { /* few enough that the cache still holds them afterwards */
+            part = end - job < AT_ONCE ? end : job + AT_ONCE;
+            digest_small(job, part);
+        }
+        if (job->nbytes > WHOLE_BYTES) digest(job->data, job->nbytes, keys, job->digest);
         RUN(1, float32)
         RUN(2, bfloat16)
         RUN(3, float16)

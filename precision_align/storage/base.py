@@ -60,10 +60,12 @@ def put_all(sink: Sink, items: list[Item], nbytes: int) -> None:
         put_many(items, nbytes)
         return
     for item in items:
-        if isinstance(item, DeferredDraft):
-            sink.put(item)
+        if isinstance(item, DeferredCall):
+            sink.put_call(item.call())
+        elif isinstance(item, Call):
+            sink.put_call(item)
         else:
-            sink.put_call(item.call() if isinstance(item, DeferredCall) else item)
+            sink.put(item)
 
 
 class Dump(Protocol):

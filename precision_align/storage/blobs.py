@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 
 from precision_align.core.dtypes import Array
+from precision_align.storage.handles import write_table
 from precision_align.storage.layout import ALIGNMENT
 
 # Unfiltered chunks written directly cost as much as a raw write from 1 MiB up (docs: facts on the write path); the
@@ -20,6 +22,9 @@ CHUNK = 1 << 20
 # Payloads leave this much of the file system free: it is shared with the training's own checkpoints and logs.
 _RESERVE_BYTES = 16 << 20
 _RESERVE_SHARE = 0.02
+
+# Larger pieces are copied without the interpreter's lock, which takes a few calls more.
+_SMALL = 1 << 15
 
 _ZEROS = np.zeros(ALIGNMENT, dtype=np.uint8)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -46,6 +51,13 @@ def require_room(folder: Path, nbytes: int, reserve: int = 0) -> None:
         )
 
 
+class _Memory:
+    """So many bytes at an address, for NumPy to look at; who asks keeps them alive."""
+
+    def __init__(self, address: int, count: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (count,), "typestr": "|u1", "version": 3}
+
+
 class Blob:
     """Appends to a 1-D dataset of a file that ``open_file`` opens when the first chunk is full.
 
@@ -70,19 +82,25 @@ class Blob:
         self._reserve = reserve
         self._dataset: Any = None
         self._staging = np.empty(CHUNK, dtype=np.uint8)
+        self._start = int(self._staging.__array_interface__["data"][0])
         self._known: dict[tuple[bytes, int], int] = {}
         self.size = 0
 
-    def append(self, data: Array, digest: bytes) -> int:
-        """The offset of uint8[n], aligned to 64 bytes; bytes of the same hash and length are stored once."""
-        name = (digest, len(data))
+    def append(self, digest: bytes, address: int, count: int) -> int:
+        """Take so many bytes from memory; the offset, aligned to 64 bytes. Those of a known hash are stored once."""
+        name = (digest, count)
         found = self._known.get(name)
         if found is None:
             spare = -self.size % ALIGNMENT
             if spare:
                 self._write(_ZEROS[:spare])
             found = self._known[name] = self.size
-            self._write(data)
+            used = found % CHUNK
+            if count < _SMALL and used + count < CHUNK:
+                ctypes.memmove(self._start + used, address, count)
+                self.size += count
+            else:
+                self._write(np.asarray(_Memory(address, count)))
         return found
 
     def _write(self, data: Array) -> None:
@@ -122,7 +140,7 @@ class Blob:
         used = self.size % CHUNK
         if self._dataset is None and not self._filters:
             require_room(self._folder, used, self._reserve)
-            self._open_file().create_dataset(self._name, data=self._staging[:used].view(self._word))
+            write_table(self._open_file(), self._name, self._staging[:used].view(self._word))
             return
         if used:
             self._staging[used:] = 0

@@ -10,12 +10,13 @@ from typing import Optional
 from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage import layout
 from precision_align.storage.base import AnyDraft
+from precision_align.storage.batches import narrow_words
 from precision_align.storage.checkpoints import Checkpoint
-from precision_align.storage.entries import Entry, Finisher, narrow_words
+from precision_align.storage.entries import Entry, Finisher
 from precision_align.storage.layout import ALIGNMENT
 from precision_align.storage.projections import TIERS, count_bytes
 from precision_align.storage.settings import PART_BYTES
-from precision_align.storage.tables import Placement, call_row, encode_info, index_row
+from precision_align.storage.tables import encode_info, fill_calls
 from precision_align.storage.texts import TextWriter
 
 # Superblock, object headers and attributes of an HDF5 file with our seven tables.
@@ -65,7 +66,10 @@ class _Running:
         """Count one tensor."""
         self.tensors += 1
         self.tables += layout.INDEX.itemsize + len(str(entry.draft.key)) + 1
-        index_row(entry, Placement(), self.texts)
+        record = entry.draft
+        self.texts.intern_all((record.dtype, record.layout, record.device, entry.reason))
+        if entry.extra:
+            self.texts.intern(entry.extra)
         if entry.sketch is not None:
             self.sketches += entry.sketch.nbytes
         nbytes = entry.nbytes
@@ -112,7 +116,7 @@ class CountingSink:
         """Count a call."""
         self._running.calls += 1
         self._running.tables += layout.CALLS.itemsize
-        call_row(call, self._running.texts)
+        fill_calls([call], self._running.texts)
 
     def put_point(self, point: Point) -> None:
         """Points are a line in a file of their own: not counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Union
 
 from precision_align.core.dtypes import Array
@@ -61,23 +62,11 @@ class Slot:
             self.path,
         )
 
-    @property
+    @cached_property
     def tail(self) -> str:
         """The text of the key behind step and micro-batch."""
-        text: str | None = self.__dict__.get("_tail")
-        if text is None:
-            parts = (
-                self.scope,
-                str(self.call),
-                self.pass_,
-                self.op,
-                str(self.ordinal),
-                self.phase,
-                self.role,
-                self.path,
-            )
-            text = self.__dict__["_tail"] = "/".join((str(self.rank), self.source, *map(escape, parts)))
-        return text
+        parts = (self.scope, str(self.call), self.pass_, self.op, str(self.ordinal), self.phase, self.role, self.path)
+        return "/".join((str(self.rank), self.source, *map(escape, parts)))
 
 
 @dataclass(eq=False)
@@ -131,41 +120,34 @@ class DeferredDraft:
         return self.copy.words
 
     @property
-    def extra(self) -> Mapping[str, Any]:
-        """The record's ``extra``; most often it is the slot's."""
-        return self.slot.extra if not self.copy.parts and not self.copy.form.extra else self.record.extra
-
-    @property
-    def key_text(self) -> str:
-        """The text of the record's key."""
-        return f"{self.step}/{self.micro}/{self.slot.tail}"
-
-    @property
     def record(self) -> TensorRecord:
         """The record without digest and statistics."""
         found: TensorRecord | None = getattr(self, "_record", None)
         if found is None:
-            found = self._record = self._make()
+            found = self._record = make_record(self)
         return found
 
-    def _make(self) -> TensorRecord:
-        form, extra = self.copy.form, {**self.copy.form.extra, **self.slot.extra}
-        if self.copy.parts:
-            extra["parts"] = [name for name, _ in self.copy.parts]
-        return TensorRecord(
-            key=self.slot.key(self.step, self.micro),
-            dtype=form.dtype,
-            shape=form.shape,
-            stride=form.stride,
-            layout=form.layout,
-            device=form.device,
-            requires_grad=form.requires_grad,
-            order=self.order,
-            tier=self.tier,
-            nbytes=form.nbytes,
-            reason=form.reason or self.reason,
-            extra=extra,
-        )
+
+def make_record(draft: DeferredDraft) -> TensorRecord:
+    """The record of anything that has a deferred draft's attributes."""
+    form, slot = draft.copy.form, draft.slot
+    extra = {**form.extra, **slot.extra}
+    if not draft.copy.address and draft.copy.parts:
+        extra["parts"] = [name for name, _ in draft.copy.parts]
+    return TensorRecord(
+        key=slot.key(draft.step, draft.micro),
+        dtype=form.dtype,
+        shape=form.shape,
+        stride=form.stride,
+        layout=form.layout,
+        device=form.device,
+        requires_grad=form.requires_grad,
+        order=draft.order,
+        tier=draft.tier,
+        nbytes=form.nbytes,
+        reason=form.reason or draft.reason,
+        extra=extra,
+    )
 
 
 class DeferredCall(NamedTuple):

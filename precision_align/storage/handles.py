@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import numpy as np
+
+from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged, DumpError, DumpForeign, DumpNotFound
 from precision_align.storage import layout
 from precision_align.storage.mapping import MappedFile
@@ -62,6 +66,46 @@ def open_hdf5(path: Path | RemoteFile, mode: str, **options: Any) -> Any:
         if "lock" not in str(error).lower():
             raise
         return h5py.File(path, mode, locking=False, **options)
+
+
+def write_table(file: Any, name: str, table: Array) -> None:
+    """What ``file.create_dataset(name, data=table)`` does, at a quarter of its cost: a type of many columns takes HDF5
+    half a millisecond to make, with the interpreter's lock held."""
+    from h5py import h5d, h5s
+
+    kind, plain = _make_types(table.dtype)
+    dataset = h5d.create(file.id, name.encode("ascii"), kind, h5s.create_simple(table.shape), plain)
+    if table.size:
+        dataset.write(h5s.ALL, h5s.ALL, table, kind)
+
+
+def write_attributes(file: Any, values: Mapping[str, Any]) -> None:
+    """What ``file.attrs[name] = value`` does for each, at a fifth of its cost."""
+    from h5py import h5a, h5s, string_dtype
+
+    for name, value in values.items():
+        array = np.asarray(value, dtype=string_dtype() if isinstance(value, str) else None)
+        kind, memory = _make_attribute_types(array.dtype.kind)
+        h5a.create(file.id, name.encode("ascii"), kind, h5s.create(h5s.SCALAR)).write(array, memory)
+
+
+@cache
+def _make_attribute_types(kind: str) -> tuple[Any, Any]:
+    """The HDF5 types of an attribute and of what NumPy holds it in; ``kind``: that of NumPy's type, "O" for a text."""
+    from h5py import h5t, string_dtype
+
+    dtype = string_dtype() if kind == "O" else np.dtype({"b": "?", "i": "i8"}[kind])
+    return h5t.py_create(dtype, logical=True), h5t.py_create(dtype)
+
+
+@cache
+def _make_types(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The HDF5 type of rows, and the properties of a dataset without a time stamp: equal files for equal contents."""
+    from h5py import h5p, h5t
+
+    plain = h5p.create(h5p.DATASET_CREATE)
+    plain.set_obj_track_times(False)
+    return h5t.py_create(dtype, logical=True), plain
 
 
 def open_file(path: Path, remote: RemoteFile | None = None) -> Any:

@@ -23,10 +23,10 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 import h5py  # noqa: F401 (it must be loaded before us: what ends a process runs in reverse order, and its end ends HDF5)
 
@@ -34,8 +34,9 @@ from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage.base import AnyDraft, Draft
 from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.checkpoints import Checkpoint
-from precision_align.storage.drafts import DeferredCall, DeferredDraft, Item
-from precision_align.storage.entries import Entry, Finisher
+from precision_align.storage.drafts import DeferredCall, Item
+from precision_align.storage.entries import Entry, Finisher, record_of
+from precision_align.storage.finishers import AnyItem, BatchFinisher, split_runs
 from precision_align.storage.folders import prepare_folder
 from precision_align.storage.notes import Notebook
 from precision_align.storage.parts import Part
@@ -51,8 +52,9 @@ _FULL = "the disk is full: payloads were left out from here on"
 _SLOW = "the disk was too slow: a sketch was kept instead of the payload"
 # What a record without words weighs in the queue, roughly.
 _RECORD_BYTES = 1024
-# Items that are hashed and summarized in one call, where so many wait.
-_ITEMS_AT_ONCE = 64
+# Of what waits so much is taken at once. Beyond these it costs no less, and the queue's room comes free later.
+_ITEMS_AT_ONCE, _BYTES_AT_ONCE = 256, 8 << 20
+_CALLS = frozenset({Call, DeferredCall})
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class _EndStep:
         self.done = threading.Event()
 
 
-_Item = Union[AnyDraft, Entry, Call, list[Item], _EndStep]
+_Item = Union[AnyItem, Call, DeferredCall, list[Item], _EndStep]
 
 
 class Hdf5Sink:
@@ -103,7 +105,7 @@ class Hdf5Sink:
         self._notes = Notebook(start.notes)
         self._series = SeriesFile(self._folder, self.note)
         checkpoint = None if settings.weights_from is None else Checkpoint(settings.weights_from)
-        self._finisher, self._encoder = Finisher(checkpoint), Encoder()
+        self._finisher, self._encoder = BatchFinisher(checkpoint), Encoder()
         self._part: Part | None = None
         self._values: list[_Value] = []  # of the running step
         self._untouched = True  # nothing else came in it
@@ -132,17 +134,18 @@ class Hdf5Sink:
             return
         self._stalled = True
         for item in items:
-            if isinstance(item, DeferredDraft):
-                self.put(item)
+            if isinstance(item, (Call, DeferredCall)):
+                self.put_call(item)
             else:
-                self.put_call(item.call() if isinstance(item, DeferredCall) else item)
+                self.put(item)
 
     def put(self, draft: AnyDraft) -> None:
         """Take a tensor; waits while the queue is full, and keeps a sketch of it where that takes too long."""
         if not self._accepts():
             return
         self._untouched = False
-        nbytes = 0 if draft.words is None else draft.words.nbytes
+        words = draft.words if isinstance(draft, Draft) else draft.copy.words
+        nbytes = 0 if words is None else words.nbytes
         if self._queue.put(draft, nbytes + _RECORD_BYTES, self._patience):
             self._stalled, self._forced_bytes = False, 0
             return
@@ -156,7 +159,8 @@ class Hdf5Sink:
 
     def _reduce(self, draft: AnyDraft) -> None:
         """Queue what little of a tensor has a place while the disk stands still, at most as much again as its limit."""
-        self._notes.add(f"from step {draft.record.key.step} on, for a while: {_SLOW}")
+        step = record_of(draft).key.step
+        self._notes.add(f"from step {step} on, for a while: {_SLOW}")
         finisher = Finisher()
         finisher.payloads, finisher.reason = False, _SLOW
         entry = finisher.finish(draft)
@@ -165,13 +169,12 @@ class Hdf5Sink:
         nbytes = _RECORD_BYTES + (0 if entry.sketch is None else entry.sketch.nbytes)
         # not by what is queued: that may be one tensor larger than the limit, and would leave no place for any sketch
         if self._forced_bytes + nbytes > self._limit + _RECORD_BYTES:
-            step = draft.record.key.step
             self._notes.add_loss(step, step, 1, "the disk stood still and no memory was left")
         else:
             self._forced_bytes += nbytes
             self._queue.force(entry, nbytes)
 
-    def put_call(self, call: Call) -> None:
+    def put_call(self, call: Call | DeferredCall) -> None:
         """Take a finished call."""
         if self._accepts():
             self._untouched = False
@@ -241,77 +244,86 @@ class Hdf5Sink:
     # Everything below runs in the writer thread.
 
     def _run(self) -> None:
+        while not self._work():
+            pass
+
+    def _work(self) -> bool:
+        """Take some of what waits; whether it was the last."""
+        items = self._queue.get_several(_ITEMS_AT_ONCE, _BYTES_AT_ONCE)
+        running: list[Any] = []  # came one by one
         last = False
-        while not last:
-            items = self._queue.get_several(_ITEMS_AT_ONCE)
-            self._prepare(items)
-            while items:
-                last = self._deal_with(items.pop(0)) or last
+        for item in items:
+            if not isinstance(item, (_EndStep, list)):
+                running.append(item)
+                continue
+            self._take(running)
+            running = []
+            if isinstance(item, list):
+                self._take(item)
+            else:
+                self._end(item)
+                last = last or item.last
+        self._take(running)
+        self._queue.release(len(items))
+        return last
 
-    def _prepare(self, items: Sequence[_Item]) -> None:
-        """Hash and summarize what has come, in one call."""
-        several = [item if isinstance(item, list) else [item] for item in items]
-        drafts = [one for group in several for one in group if isinstance(one, (DeferredDraft, Draft))]
+    def _take(self, items: Sequence[Any]) -> None:
+        """Tensors and calls, in their order among their like."""
+        calls = [item for item in items if type(item) in _CALLS]
+        drafts = [item for item in items if type(item) not in _CALLS] if calls else items
+        self._guard(self._add_calls, calls)
+        self._guard(self._add_drafts, drafts)
+
+    def _guard(self, add: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> None:
+        """What is wrong with one item costs none of those that came with it, and is kept for the reader of the dump:
+        the training must go on."""
+        if not items:
+            return
         try:
-            self._finisher.prepare(drafts)
-        except Exception as error:  # then each is done by itself
-            self._notes.add(f"the dump writer met {type(error).__name__}: {error}")
+            add(items)
+        except Exception as error:
+            if len(items) > 1:
+                for item in items:
+                    self._guard(add, [item])
+            else:
+                self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(items[0])})")
 
-    def _deal_with(self, item: _Item) -> bool:
-        """One item; whether it was the last."""
+    def _end(self, item: _EndStep) -> None:
         try:
-            self._take(item)
-        except Exception as error:  # kept for the reader of the dump: the training must go on
-            self._excuse(item, error)
-        finally:
-            if isinstance(item, _EndStep):
-                item.done.set()
-            self._queue.release()
-        return isinstance(item, _EndStep) and item.last
-
-    def _take(self, item: _Item) -> None:
-        if isinstance(item, list):
-            for one in item:
-                self._add_guarded(one)
-        elif isinstance(item, _EndStep):
             self._points += [value for value in item.points if self._part is not None or not value.saved]
             if item.last and self._points:
                 self._open_part()
             self._finish_part()
-        else:
-            self._add(item)
-
-    def _excuse(self, item: Any, error: Exception) -> None:
-        self._notes.add(f"the dump writer met {type(error).__name__}: {error} ({_describe(item)})")
-
-    def _add_guarded(self, item: Item) -> None:
-        """One of several: what is wrong with it costs none of those behind it."""
-        try:
-            self._add(item)
         except Exception as error:
-            self._excuse(item, error)
+            self._notes.add(f"the dump writer met {type(error).__name__}: {error}")
+        finally:
+            item.done.set()
 
-    def _add(self, item: Any) -> None:
-        part = self._part
-        if part is None:
-            part = self._open_part()
-        if isinstance(item, (Call, DeferredCall)):
-            part.add_call(item)
-        else:
-            self._add_entry(part, item if isinstance(item, Entry) else self._finisher.finish(item))
-        if part.is_full:
+    def _add_calls(self, calls: Sequence[Call | DeferredCall]) -> None:
+        self._open_part().add_calls(calls)
+        self._close_if_full()
+
+    def _add_drafts(self, items: Sequence[AnyItem]) -> None:
+        for run in split_runs(items):
+            self._guard(self._add_run, run)
+
+    def _add_run(self, items: Sequence[AnyItem]) -> None:
+        part, batch = self._open_part(), self._finisher.finish_run(items)
+        try:
+            part.add(batch)
+        except OSError as error:
+            batch.drop_payloads(self._lose_payloads(part, error))
+            part.add(batch)
+        self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        if self._part is not None and self._part.is_full:
             self._finish_part()
 
     def _open_part(self) -> Part:
         if self._part is None:
-            self._part = Part(self._folder, self._sequence, self.note, self._settings, self._encoder)
+            self._part = Part(self._folder, self._sequence, self._settings, self._encoder)
         return self._part
-
-    def _add_entry(self, part: Part, entry: Entry) -> None:
-        try:
-            part.add(entry)
-        except OSError as error:
-            part.add(entry.without_payload(self._lose_payloads(part, error)))
 
     def _lose_payloads(self, part: Part, error: BaseException) -> str:
         """Go on without payloads: of this part, and for good where the disk is full.
@@ -333,7 +345,7 @@ class Hdf5Sink:
         if part is None:
             return
         for value in self._points:
-            part.add_point(value.point)
+            self._guard(lambda values: part.add_point(values[0].point), [value])
         self._points.clear()
         if self._try_finish(part, self._lose_payloads) or self._try_finish(part, self._lose_part):
             self._sequence += 1
@@ -359,7 +371,15 @@ class Hdf5Sink:
 
 
 def _describe(item: Any) -> str:
-    return str(item.record.key) if isinstance(item, (Draft, DeferredDraft)) else type(item).__name__
+    """Which item of several something is wrong with."""
+    if isinstance(item, _Value):
+        return item.point.name
+    if type(item) in _CALLS:
+        return type(item).__name__
+    try:
+        return str((item.draft if isinstance(item, Entry) else record_of(item)).key)
+    except Exception:  # what is wrong with it may be just that
+        return type(item).__name__
 
 
 def _close_at_exit(sink: Hdf5Sink) -> Callable[[], None]:

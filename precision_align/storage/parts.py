@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +15,14 @@ from precision_align.core.dtypes import Array
 from precision_align.core.records import SCHEMA_VERSION, Call, Point
 from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
+from precision_align.storage.batches import Batch
 from precision_align.storage.blobs import Blob, require_room
 from precision_align.storage.compression import filter_options
-from precision_align.storage.drafts import DeferredCall, DeferredDraft
-from precision_align.storage.entries import Entry, narrow_words
-from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path
-from precision_align.storage.hashing import DIGEST_KIND, bytes_of, digest_words
+from precision_align.storage.drafts import DeferredCall
+from precision_align.storage.handles import FILE_MODE, open_hdf5, sync_path, write_attributes, write_table
+from precision_align.storage.hashing import DIGEST_BYTES, DIGEST_KIND, digest_words
 from precision_align.storage.settings import DEFAULT_SETTINGS, Settings
-from precision_align.storage.tables import Placement, Row, build_table, call_row, index_row, read_index, strip_payloads
+from precision_align.storage.tables import Row, fill_calls, fill_table, strip_payloads
 from precision_align.storage.texts import Encoder, TextWriter, encode_keys
 
 # The lowest format with checksums on all metadata; HDF5 1.10 (h5py 2.9) and later read it.
@@ -32,12 +31,12 @@ _LIBVER = ("v110", "v110")
 # so that nothing comes between two chunks, and a payload that crosses them still lies in one piece.
 META_BLOCK = 1 << 16
 _SMALL_META_BLOCK = 2048  # HDF5's default: a file whose payloads are no whole chunk need not grow by 64 KiB
-# Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 1.5 KB each.
+# Beyond this many rows a part closes, whatever its bytes: rows wait in memory, about 0.5 KB each.
 MAX_ROWS = 200_000
 
 
 class Part:
-    """Collects what belongs into one file of ``folder``; ``note`` is told of rows that no table can hold.
+    """Collects what belongs into one file of ``folder``.
 
     ``settings``: how it is written; ``encoder``: of texts, shared between files. Raises OSError where the disk is full.
     """
@@ -46,33 +45,36 @@ class Part:
         self,
         folder: Path,
         sequence: int,
-        note: Callable[[str], None],
         settings: Settings = DEFAULT_SETTINGS,
         encoder: Encoder | None = None,
     ) -> None:
         self._folder = folder
         self._sequence = sequence
-        self._note = note
         self._settings = settings
         self._file: Any = None
         self._temporary: Path | None = None
         self._blobs: dict[str, Blob] = {}
         self._texts = TextWriter(encoder)
         self._keys: list[str] = []
-        self._index = bytearray()
-        self._calls: list[Row] = []
+        self._index: list[Array] = []
+        self._calls: list[Array] = []
         self._points: list[Row] = []
+        self._num_calls = 0
         self._sketches: list[Array] = []
-        self._sketch_places: dict[int, int] = {}
+        self._sketch_places: dict[tuple[bytes, str, bool], int] = {}
         self._sketch_size = 0
         self._first: int | None = None
         self._last = 0
-        self.nbytes = 0  # of payload
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables so far."""
-        return len(self._keys) + len(self._calls) + len(self._points)
+        return len(self._keys) + self._num_calls + len(self._points)
+
+    @property
+    def nbytes(self) -> int:
+        """Of payload so far."""
+        return sum(blob.size for blob in self._blobs.values())
 
     @property
     def is_full(self) -> bool:
@@ -84,37 +86,49 @@ class Part:
         """The first and the last step in it."""
         return self._first or 0, self._last
 
-    def add(self, entry: Entry) -> None:
-        """Append a record with its payload and sketch."""
-        source = entry.source
-        key = source.key_text if isinstance(source, DeferredDraft) else str(source.key)
-        try:
-            row = index_row(entry, self._place(entry), self._texts)
-        except struct.error:
-            self._note(f"a number in the record {key} does not fit into 64 bits: it was left out")
-            return
-        self._index += row
-        self._keys.append(key)
-        step = source.step if isinstance(source, DeferredDraft) else source.key.step
-        if step != self._last or self._first is None:
-            self._cover(step)
+    def add(self, batch: Batch) -> None:
+        """Append records with their payloads and sketches: all, or where it raises OSError none."""
+        rows = batch.rows
+        self._cover(int(rows["step"].min()), int(rows["step"].max()))
+        if batch.stored:
+            self._store(batch)
+        for number, sketch in batch.sketches.items():
+            rows["sketch_offset"][number], rows["sketch_length"][number] = (
+                self._place_sketch(batch, number),
+                sketch.size,
+            )
+        self._name(batch)
+        self._index.append(rows)
+        self._keys += batch.keys
 
-    def _place(self, entry: Entry) -> Placement:
-        if entry.sketch is not None:
-            return Placement(sketch_offset=self._place_sketch(entry.sketch), sketch_length=entry.sketch.size)
-        if entry.words is None:
-            return Placement()
-        source, words, mask = entry.source, entry.words, 0
-        stride = source.copy.form.stride if isinstance(source, DeferredDraft) else source.stride
-        if 0 in stride:
-            words, mask = narrow_words(words, stride, entry.digest)
-        if not words.flags.c_contiguous:
-            words = np.ascontiguousarray(words)
-        data, blob = bytes_of(words), self._blob(words.itemsize)
-        before = blob.size
-        start = blob.append(data, entry.digest)
-        self.nbytes += blob.size - before
-        return Placement(start, data.size, mask)
+    def _store(self, batch: Batch) -> None:
+        rows, stored = batch.rows, batch.stored
+        digests = rows["digest"][stored].tobytes()
+        names = [digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES)]
+        if self._settings.compress:
+            blobs = [self._blob(batch.patterns[number].itemsize) for number in stored]
+        else:
+            blobs = [self._blob(1)] * len(stored)
+        rows["offset"][stored] = list(map(Blob.append, blobs, names, batch.addresses, batch.sizes))
+        rows["stored"][stored] = batch.sizes
+        rows["flags"][stored] |= layout.HAS_PAYLOAD
+
+    def _name(self, batch: Batch) -> None:
+        """Fill in the lines of ``strings``."""
+        names, wides = zip(*[(pattern.names, id(pattern.wide)) for pattern in batch.patterns])
+        extras = [id(extra) if extra else 0 for extra in batch.extras]
+        looks: dict[Any, int] = {}
+        places = [looks.setdefault(look, len(looks)) for look in zip(names, wides, extras, batch.reasons)]
+        firsts = dict(zip(reversed(places), reversed(range(len(places)))))
+        # in the order of the records, as if each were alone: a file's bytes depend on nothing else
+        table = np.array([self._intern(batch, firsts[place]) for place in range(len(looks))], dtype=np.uint32)
+        for column, name in enumerate(("dtype_name", "layout", "device", "reason", "extra", "wide")):
+            batch.rows[name] = table[places, column]
+
+    def _intern(self, batch: Batch, number: int) -> tuple[int, ...]:
+        pattern, extra, texts = batch.patterns[number], batch.extras[number], self._texts
+        names = texts.intern_all((*pattern.names, batch.reasons[number]))
+        return (*names, texts.intern(extra) if extra else 0, texts.intern(pattern.wide) if pattern.wide else 0)
 
     def _blob(self, itemsize: int) -> Blob:
         codec = self._settings.compress
@@ -137,28 +151,34 @@ class Part:
             reserve=reserve,
         )
 
-    def _place_sketch(self, sketch: Array) -> int:
-        # Equal tensors share one sketch object (see Finisher), which this file keeps alive: its id stays unique.
-        if id(sketch) not in self._sketch_places:
-            self._sketch_places[id(sketch)] = self._sketch_size
-            self._sketches.append(sketch)
-            self._sketch_size += sketch.size
-        return self._sketch_places[id(sketch)]
+    def _place_sketch(self, batch: Batch, number: int) -> int:
+        """Equal tensors share one sketch."""
+        sampled = bool(batch.rows["flags"][number] & layout.HAS_SAMPLE)
+        name = batch.digest(number), batch.patterns[number].dtype, sampled
+        found = self._sketch_places.get(name)
+        if found is None:
+            found = self._sketch_places[name] = self._sketch_size
+            self._sketches.append(batch.sketches[number])
+            self._sketch_size += batch.sketches[number].size
+        return found
 
-    def add_call(self, call: Call | DeferredCall) -> None:
-        """Append a call."""
-        row = call_row(call, self._texts)
-        self._calls.append(row)
-        self._cover(row[0])
+    def add_calls(self, calls: Sequence[Call | DeferredCall]) -> None:
+        """Append calls: all, or where it raises OverflowError none."""
+        table = fill_calls(calls, self._texts)
+        self._calls.append(table)
+        self._num_calls += len(table)
+        self._cover(int(table["step"].min()), int(table["step"].max()))
 
     def add_point(self, point: Point) -> None:
-        """Append a point of a series."""
-        self._points.append((point.step, point.micro, self._texts.intern(point.name), point.value))
-        self._cover(point.step)
+        """Append a point of a series. Raises OverflowError where a number is beyond 64 bits."""
+        row = (point.step, point.micro, self._texts.intern(point.name), point.value)
+        fill_table([row], layout.SERIES)
+        self._points.append(row)
+        self._cover(point.step, point.step)
 
-    def _cover(self, step: int) -> None:
-        self._last = step if self._first is None else max(self._last, step)
-        self._first = step if self._first is None else min(self._first, step)
+    def _cover(self, first: int, last: int) -> None:
+        self._last = last if self._first is None else max(self._last, last)
+        self._first = first if self._first is None else min(self._first, first)
 
     def _open(self, meta_block: int = META_BLOCK) -> Any:
         if self._file is None:
@@ -188,16 +208,19 @@ class Part:
         for blob in self._blobs.values():
             blob.finish()
         for name, table in tables.items():
-            file.create_dataset(name, data=table)
+            write_table(file, name, table)
         digests = {name: digest_words(table.view(np.uint8)).hex() for name, table in tables.items()}
-        file.attrs["digests"] = json.dumps(digests)
-        file.attrs["digest_kind"] = DIGEST_KIND
-        file.attrs["sketch_kind"] = SKETCH_KIND
-        file.attrs["distinct"] = len(set(self._keys)) == len(self._keys)
-        file.attrs["sequence"] = self._sequence
-        file.attrs["format"] = layout.FORMAT
-        file.attrs["schema_version"] = SCHEMA_VERSION
-        file.attrs["complete"] = True
+        attributes = {
+            "digests": json.dumps(digests),
+            "digest_kind": DIGEST_KIND,
+            "sketch_kind": SKETCH_KIND,
+            "distinct": len(set(self._keys)) == len(self._keys),
+            "sequence": self._sequence,
+            "format": layout.FORMAT,
+            "schema_version": SCHEMA_VERSION,
+            "complete": True,
+        }
+        write_attributes(file, attributes)
         file.close()
         self._file = None
         if self._settings.fsync != "never" and self._temporary is not None:
@@ -212,17 +235,11 @@ class Part:
             "info": _bytes_table(info.encode("ascii")),
             "strings": _bytes_table(self._texts.to_bytes()),
             "keys": _bytes_table(encode_keys(self._keys)),
-            "index": read_index(self._index),
-            "calls": self._build_plain(self._calls, layout.CALLS, "calls"),
-            "series": self._build_plain(self._points, layout.SERIES, "points"),
-            "sketches": _join(self._sketches),
+            "index": _join(self._index, layout.INDEX),
+            "calls": _join(self._calls, layout.CALLS),
+            "series": fill_table(self._points, layout.SERIES),
+            "sketches": _join(self._sketches, np.dtype(np.float64)),
         }
-
-    def _build_plain(self, rows: Sequence[Row], dtype: np.dtype[Any], what: str) -> Array:
-        table, rejected = build_table(rows, dtype)
-        if rejected:
-            self._note(f"{len(rejected)} {what} of steps {self.steps} have numbers beyond 64 bits: they were left out")
-        return table
 
     def _publish(self) -> Path:
         if self._temporary is None:
@@ -238,10 +255,8 @@ class Part:
         """Go on without the payloads collected so far: their records keep hash and statistics, and get ``reason``."""
         self.abandon()
         self._blobs.clear()
-        self.nbytes = 0
-        index = read_index(self._index)
-        strip_payloads(index, self._texts.intern(reason))
-        self._index = bytearray(index.tobytes())
+        for rows in self._index:
+            strip_payloads(rows, self._texts.intern(reason))
 
     def abandon(self) -> None:
         """Remove what is on disk of it; raises nothing.
@@ -264,5 +279,5 @@ def _bytes_table(data: bytes) -> Array:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def _join(sketches: Sequence[Array]) -> Array:
-    return np.concatenate(sketches) if sketches else np.zeros(0, dtype=np.float64)
+def _join(pieces: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)

@@ -46,22 +46,29 @@ class ByteQueue(Generic[Item]):
 
     def get(self) -> Item:
         """Return the oldest item; waits for one. It counts as queued until :meth:`release`."""
-        return self.get_several(1)[0]
+        return self.get_several(1, 0)[0]
 
-    def get_several(self, count: int) -> list[Item]:
-        """As :meth:`get`, of up to so many that have come; each is released by itself."""
+    def get_several(self, count: int, nbytes: int) -> list[Item]:
+        """As :meth:`get`, of up to so many that have come, until they weigh so much."""
         if not self._items:
             with self._changed:
                 self._idle = True
                 while not self._items:
                     self._changed.wait()
                 self._idle = False
-        # by number: producers append meanwhile
-        return [self._items[number][0] for number in range(min(count, len(self._items)))]
+        found: list[Item] = []
+        for number in range(min(count, len(self._items))):  # by number: producers append meanwhile
+            item, weight = self._items[number]
+            found.append(item)
+            nbytes -= weight
+            if nbytes <= 0:
+                break
+        return found
 
-    def release(self) -> None:
-        """The oldest item that :meth:`get` returned is dealt with: forget it and let waiting producers go on."""
-        self._taken_bytes += self._items.popleft()[1]
+    def release(self, count: int = 1) -> None:
+        """The oldest items, which :meth:`get` returned, are dealt with: let waiting producers go on."""
+        for _ in range(count):
+            self._taken_bytes += self._items.popleft()[1]
         if self._blocked:  # set before its owner looks at the bytes: either it has seen these, or it is notified
             with self._changed:
                 self._changed.notify_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +15,7 @@ from precision_align.core.records import Call, Point, RunInfo
 from precision_align.storage import layout
 from precision_align.storage.blobs import is_disk_full
 from precision_align.storage.entries import Entry, get_values
+from precision_align.storage.finishers import BatchFinisher
 from precision_align.storage.folderdumps import FolderDump
 from precision_align.storage.folders import list_parts
 from precision_align.storage.meters import Progress
@@ -22,11 +23,12 @@ from precision_align.storage.opening import open_own
 from precision_align.storage.parts import Part
 from precision_align.storage.runs import Run, write_run
 from precision_align.storage.series import SeriesFile
-from precision_align.storage.settings import DEFAULT_SETTINGS
 from precision_align.storage.tables import encode_info
 
 # What a record takes beside its payload: its row, its key and its texts.
 ROW_BYTES = 600
+# So much is read before it is written: at most one tensor more is in memory.
+_BYTES_AT_ONCE, _ENTRY_BYTES = 1 << 20, 4096
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _rewrite_rank(
     done, total = 0, sum(map(len, places.values()))
     for step in sorted({*calls, *places}):
         if selection.wants_step(step):
-            _write_step(dump, folder, places[step], calls[step], redaction, encode_info(info), lost)
+            _write_step(dump, folder, places[step], calls[step], redaction, encode_info(info))
         done += len(places[step])
         if progress is not None:
             progress(done, total)
@@ -143,18 +145,30 @@ def _write_step(
     calls: list[Call],
     redaction: Redaction | None,
     info: str,
-    lost: list[str],
 ) -> None:
-    part = Part(folder, len(list_parts(folder)), lost.append)
-    for position in places:
-        entry = _read_entry(dump, position)
-        part.add(entry if redaction is None else redaction.entry(entry))
+    finisher, part = BatchFinisher(), Part(folder, len(list_parts(folder)))
+    for entries in _group((_read_entry(dump, position) for position in places), redaction):
+        part.add(finisher.collect(entries))
         if part.is_full:
             part.finish(info)
-            part = Part(folder, len(list_parts(folder)), lost.append, DEFAULT_SETTINGS)
-    for call in calls:
-        part.add_call(call)
+            part = Part(folder, len(list_parts(folder)))
+    if calls:
+        part.add_calls(calls)
     part.finish(info)
+
+
+def _group(entries: Iterable[Entry], redaction: Redaction | None) -> Iterator[list[Entry]]:
+    """Some at a time, for memory's sake."""
+    group: list[Entry] = []
+    nbytes = 0
+    for entry in entries:
+        group.append(entry if redaction is None else redaction.entry(entry))
+        nbytes += _ENTRY_BYTES + (0 if entry.words is None else entry.words.nbytes)
+        if nbytes >= _BYTES_AT_ONCE:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
 
 
 def _read_entry(dump: FolderDump, position: int) -> Entry:

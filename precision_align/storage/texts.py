@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,8 @@ class TextWriter:
     def __init__(self, encoder: Encoder | None = None) -> None:
         self._numbers = {"null": 0}
         self._strings: dict[str, int] = {}
-        self._several: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._met: dict[int, int] = {}
+        self._held: list[Any] = []
         self._encoder = Encoder() if encoder is None else encoder
 
     def intern(self, value: Any) -> int:
@@ -111,12 +112,17 @@ class TextWriter:
             self._strings[value] = self._add(encode_value(value))
         return self._strings[value]
 
-    def intern_several(self, values: tuple[str, ...]) -> tuple[int, ...]:
-        """The numbers of texts that often come together."""
-        known = self._several.get(values)
-        if known is None:
-            known = self._several[values] = tuple(map(self.intern, values))
-        return known
+    def intern_all(self, values: Sequence[Any]) -> list[int]:
+        """The number of each; the same objects often come again, and must not be changed any more."""
+        if len(self._held) >= _MAX_ENCODED:
+            self._held.clear()
+            self._met.clear()
+        names = list(map(id, values))
+        for name, value in dict(zip(names, values)).items():
+            if name not in self._met:
+                self._met[name] = self.intern(value)
+                self._held.append(value)  # so that its id stays its own
+        return [self._met[name] for name in names]
 
     def _add(self, text: str) -> int:
         return self._numbers.setdefault(text, len(self._numbers))

@@ -145,8 +145,8 @@ def test_a_disk_that_never_moves_does_not_fill_the_memory(
     tmp_path: Path, make_info: Any, make_draft: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moving = threading.Event()
-    real = Hdf5Sink._add
-    monkeypatch.setattr(Hdf5Sink, "_add", lambda self, item: moving.wait() and real(self, item))
+    real = Hdf5Sink._take
+    monkeypatch.setattr(Hdf5Sink, "_take", lambda self, items: moving.wait() and real(self, items))
     sink = Hdf5Sink(tmp_path / "d", make_info(), settings=Settings(queue_bytes=50_000, wait_seconds=0.01))
     for number in range(500):
         sink.put(make_draft(np.ones(2000, np.float32), key={"call": number}, order=number))
