@@ -261,7 +261,7 @@ static void finish_hash(struct blake2b *hash, uint8_t *digest) {
 enum { WHOLE_BYTES = 8192 };
 
 /* The 16 bytes of precision_align.storage.hashing.digest_words; keys: those of fold_blocks. */
-static void digest(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
+void digest_payload(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
     struct blake2b hash;
     if (nbytes <= WHOLE_BYTES) {
         start_hash(&hash, "pa-whole");
@@ -342,7 +342,7 @@ struct job {
 
 void summarize_many(struct job *job, int64_t count, const uint64_t *keys, const float *signs) {
     for (; count > 0; job++, count--) {
-        digest(job->data, job->nbytes, keys, job->digest);
+        digest_payload(job->data, job->nbytes, keys, job->digest);
         RUN(1, float32)
         RUN(2, bfloat16)
         RUN(3, float16)
