@@ -99,7 +99,7 @@ class RawComparer:
         place = (str(candidate.key), str(reference.key))
         found = self._gaps.get(place)
         if found is None:
-            found = self._gaps[place] = self._measure(candidate, reference)
+            found = self._gaps[place] = self._measure(candidate, reference, place)
         return found
 
     def read_pair(self, key: str) -> tuple[Array, Array] | None:
@@ -153,7 +153,7 @@ class RawComparer:
                 largest = max(largest, gap.size if gap.known else math.inf)
         return largest
 
-    def _measure(self, candidate: TensorRecord, reference: TensorRecord) -> Gap:
+    def _measure(self, candidate: TensorRecord, reference: TensorRecord, keys: tuple[str, str]) -> Gap:
         limit, *dtypes = _look_up(candidate.dtype, reference.dtype)
         if candidate.shape != reference.shape:
             note = f"shape {candidate.shape}, the reference has {reference.shape}"
@@ -163,11 +163,12 @@ class RawComparer:
         if dtypes[0].kind != dtypes[1].kind:
             note = f"dtype {candidate.dtype}, the reference has {reference.dtype}"
             return Gap(False, False, True, {"raw_over_max": math.inf}, limit, "dtype", note)
-        return self._measure_values(candidate, reference, limit)
+        return self._measure_values(candidate, reference, limit, ("gap", *keys))
 
-    def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
+    def _measure_values(
+        self, candidate: TensorRecord, reference: TensorRecord, limit: float, place: tuple[str, ...]
+    ) -> Gap:
         assert self._reference is not None
-        place = ("gap", str(candidate.key), str(reference.key))
         known = self._journal.recall(*place)
         if known is not None:
             return Gap(*known)
