@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.journals import Journal
-from precision_align.core.dtypes import Array, dtype_of
+from precision_align.core.dtypes import Array, Dtype, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import TensorRecord
 from precision_align.core.results import OUT_OF_TIME
 from precision_align.core.terms import Tier
+from precision_align.numerics.kernels import Kernel, choose_kernel
 from precision_align.numerics.limits import raw_limit
 from precision_align.numerics.metrics import Difference, measure, measure_words
 from precision_align.numerics.sampling import describe_power
@@ -36,9 +38,9 @@ ZERO_SHARE = 0.02
 # How far apart two tensors seem whose hashes differ and whose statistics do not.
 UNSEEN = 1e-12
 
-_NAMES = [f"raw_{name}" for name in Difference._fields]
-# Counts that a report names only where there are any.
+# Counts that a report names only where there are any; the last fields.
 _PATTERN = ("raw_nan_actual", "raw_nan_expected", "raw_inf_actual", "raw_inf_expected")
+_NAMES = [f"raw_{name}" for name in Difference._fields[: -len(_PATTERN)]]
 
 Pair = tuple[TensorRecord, "TensorRecord | None"]
 
@@ -97,7 +99,7 @@ class RawComparer:
         place = (str(candidate.key), str(reference.key))
         found = self._gaps.get(place)
         if found is None:
-            found = self._gaps[place] = self._measure(candidate, reference)
+            found = self._gaps[place] = self._measure(candidate, reference, place)
         return found
 
     def read_pair(self, key: str) -> tuple[Array, Array] | None:
@@ -114,6 +116,10 @@ class RawComparer:
         except KeyError:
             return None
         return actual, expected
+
+    @cached_property
+    def _kernel(self) -> Kernel:
+        return choose_kernel()
 
     @property
     def is_out_of_time(self) -> bool:
@@ -147,21 +153,22 @@ class RawComparer:
                 largest = max(largest, gap.size if gap.known else math.inf)
         return largest
 
-    def _measure(self, candidate: TensorRecord, reference: TensorRecord) -> Gap:
-        limit = max(raw_limit(candidate.dtype), raw_limit(reference.dtype))
+    def _measure(self, candidate: TensorRecord, reference: TensorRecord, keys: tuple[str, str]) -> Gap:
+        limit, *dtypes = _look_up(candidate.dtype, reference.dtype)
         if candidate.shape != reference.shape:
             note = f"shape {candidate.shape}, the reference has {reference.shape}"
             return Gap(False, False, True, {"raw_over_max": math.inf}, limit, "shape", note)
         if is_equal(candidate, reference):
             return Gap(True, True, True, {}, limit, "hash")
-        if dtype_of(candidate.dtype).kind != dtype_of(reference.dtype).kind:
+        if dtypes[0].kind != dtypes[1].kind:
             note = f"dtype {candidate.dtype}, the reference has {reference.dtype}"
             return Gap(False, False, True, {"raw_over_max": math.inf}, limit, "dtype", note)
-        return self._measure_values(candidate, reference, limit)
+        return self._measure_values(candidate, reference, limit, ("gap", *keys))
 
-    def _measure_values(self, candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
+    def _measure_values(
+        self, candidate: TensorRecord, reference: TensorRecord, limit: float, place: tuple[str, ...]
+    ) -> Gap:
         assert self._reference is not None
-        place = ("gap", str(candidate.key), str(reference.key))
         known = self._journal.recall(*place)
         if known is not None:
             return Gap(*known)
@@ -173,14 +180,15 @@ class RawComparer:
             return self._measure_summary(candidate, reference, limit)
         except DumpDamaged as error:
             return Gap(False, False, False, {}, limit, "", str(error))
-        dtypes = dtype_of(candidate.dtype), dtype_of(reference.dtype)
-        found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected))
+        _, *dtypes = _look_up(candidate.dtype, reference.dtype)
+        found = measure_words(actual, expected, *dtypes, release=_let_go(actual, expected), kernel=self._kernel)
         metrics = _name_metrics(found)
         close = found.nonfinite == 0 and found.over_max <= limit
         equal = found.mismatched == 0 and candidate.dtype == reference.dtype
         if not close:
             # Several times the work of the pass above, so only for what is a difference worth the name.
-            spread = spread_words(actual, expected, *dtypes, release=_let_go(actual, expected))
+            release = _let_go(actual, expected)
+            spread = spread_words(actual, expected, *dtypes, release=release, kernel=self._kernel)
             metrics.update({f"raw_{name}": value for name, value in spread.to_dict().items()})
         gap = Gap(equal, close, True, metrics, limit, "payload")
         self._journal.keep(gap, *place)
@@ -202,6 +210,12 @@ class RawComparer:
             note = f"sketch only: shows a relative L2 error from {metrics['raw_power']:.2g} on, wherever it stands"
             return Gap(False, close, True, metrics, limit, "sketch", note)
         return _measure_statistics(candidate, reference, limit)
+
+
+@cache
+def _look_up(candidate: str, reference: str) -> tuple[float, Dtype, Dtype]:
+    """The raw limit of two dtypes, and their rows."""
+    return max(raw_limit(candidate), raw_limit(reference)), dtype_of(candidate), dtype_of(reference)
 
 
 def _measure_statistics(candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
@@ -255,9 +269,9 @@ def _measure_samples(
 
 def _name_metrics(found: Difference) -> dict[str, float]:
     metrics = dict(zip(_NAMES, map(float, found)))
-    for name in _PATTERN:
-        if not metrics[name]:
-            del metrics[name]
+    for name, count in zip(_PATTERN, found[-len(_PATTERN) :]):
+        if count:
+            metrics[name] = float(count)
     return metrics
 
 

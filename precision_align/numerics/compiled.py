@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from precision_align.core.dtypes import Array
+from precision_align.numerics.addresses import find_address
 from precision_align.numerics.building import load_library
 from precision_align.numerics.tallies import VERSION, Tally
 
@@ -45,15 +46,12 @@ class CompiledKernel:
 
     def add(self, tally: Tally, left: Array, right: Array, form: str) -> None:
         """Tally contiguous 1-D arrays of words of one length, into an empty tally."""
-        self._add[form](_address(left), _address(right), left.size, tally)
+        self._add[form](find_address(left), find_address(right), left.size, tally)
 
     def spread(self, left: Array, right: Array, form: str, ulps: Array, bins: Array) -> None:
         """Add to the two histograms of :mod:`~precision_align.numerics.spreads`, int64."""
-        self._spread[form](_address(left), _address(right), left.size, _address(ulps), _address(bins))
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+        left_place, right_place, *places = map(find_address, (left, right, ulps, bins))
+        self._spread[form](left_place, right_place, left.size, *places)
 
 
 def load_compiled() -> CompiledKernel | None:

@@ -1,18 +1,28 @@
 /* One pass over two buffers for every raw metric, and the histograms of their distances.
  *
- * Portable C99 with no intrinsics: the loops are written so that GCC and Clang turn them into SIMD code for whatever
- * CPU they are told. Two things make that possible. Maxima are taken of integers, since the bits of non-negative floats
- * order like the floats, while a float maximum must keep IEEE's rules for NaN. And "omp simd" (-fopenmp-simd, no OpenMP
- * run time) allows the reassociation of these sums, and of nothing else: no fast-math, which would break NaN and Inf.
+ * Portable C99 with the vector types of GCC and Clang and no intrinsics: the compiler makes of them whatever the CPU that
+ * it is told has. A sum of float64 has one vector, which takes the two halves of a vector of float32 in turn: with one for
+ * each half, as loops without these types get, the sums alone fill the 16 registers of AVX2. Maxima and minima of single
+ * lanes are written as loops over the lanes, which become one instruction. No fast-math, which would break NaN and Inf.
  *
- * A block that turns out to hold a NaN or an Inf is thrown away and taken again by the masked version of the loop.
+ * Every type is read as float32 or float64, exactly, a block at a time. A block that turns out to hold a NaN or an Inf is
+ * thrown away and taken again by the masked version of the loop.
  *
  * The layout of struct tally is that of precision_align.numerics.tallies.Tally; VERSION guards it.
  */
 #include <stdint.h>
 #include <string.h>
 
-enum { VERSION = 1, BLOCK = 4096, BINS = 2048, BUCKETS = 33 };
+/* BLOCK: two blocks as float64 fill half of a first-level cache of 32 KiB. */
+enum { VERSION = 1, BLOCK = 1024, BINS = 2048, BUCKETS = 33 };
+
+#if defined __AVX512F__
+#define BYTES 64
+#elif defined __AVX__
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
 
 struct tally {
     int64_t count, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected, worst;
@@ -21,6 +31,7 @@ struct tally {
 
 /* Buffers come from files and views: no alignment is promised, and one is read under several types. */
 #define LOOSE __attribute__((aligned(1), may_alias))
+typedef float LOOSE loose_f32;
 typedef double LOOSE loose_f64;
 typedef int8_t LOOSE loose_i8;
 typedef uint8_t LOOSE loose_u8;
@@ -58,14 +69,25 @@ INLINE int32_t float16_bits(const loose_u16 *words, int64_t i) {
 INLINE double max_of(double left, double right) { return left > right ? left : right; }
 INLINE double min_of(double left, double right) { return left < right ? left : right; }
 
+/* The vectors that sums are kept in. A loop over the lanes becomes one instruction. */
+#define VECTOR __attribute__((vector_size(BYTES)))
+typedef double VECTOR doubles;
+typedef int64_t VECTOR longs;
+enum { LANES = BYTES / 8 };
+
+INLINE double add_lanes(doubles vector) {
+    double total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += vector[lane];
+    return total;
+}
+
 /* What one block adds. */
 struct block {
-    int64_t kept, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected, max_abs;
-    double max_rel, low, high, absolute, square, signed_sum, actual, expected, cross;
+    int64_t kept, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected;
+    double max_abs, max_rel, low, high, absolute, square, signed_sum, actual, expected, cross;
 };
 
 INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int64_t *worst_block) {
-    double largest = as_double(b->max_abs);
     t->count += b->kept;
     t->unequal += b->unequal;
     t->nonfinite += b->nonfinite;
@@ -73,8 +95,8 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     t->nan_expected += b->nan_expected;
     t->inf_actual += b->inf_actual;
     t->inf_expected += b->inf_expected;
-    if (largest > t->max_abs) {
-        t->max_abs = largest;
+    if (b->max_abs > t->max_abs) {
+        t->max_abs = b->max_abs;
         *worst_block = start;
     }
     t->low = min_of(t->low, b->low);
@@ -85,6 +107,151 @@ INLINE void add_block(struct tally *t, const struct block *b, int64_t start, int
     t->actual += b->actual;
     t->expected += b->expected;
     t->cross += b->cross;
+}
+
+#define COUNTS kept, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected
+
+/* The steps over one block of values of one type.
+ * sum: sums and the largest |difference|, of a multiple of STEP values, which may be filled up with zeros.
+ * scan: what is compared as integers.
+ * clean: a copy with zeros for pairs that are not finite, filled up; counts them, and finds the range of the others. */
+#define BLOCKS(NAME, REAL, PLAIN, INT, STEP, SIZE, INF, BITS, ORDER, AS_REAL)                                         \
+    INLINE void NAME##_sum(const REAL *left, const REAL *right, int64_t n, struct block *b) {                         \
+        doubles absolute = {0}, square = {0}, signed_sum = {0}, actual = {0}, expected = {0}, cross = {0}, largest = {0}; \
+        for (int64_t i = 0; i < n; i += STEP) {                                                                       \
+            double x[STEP], y[STEP];                                                                                  \
+            for (int lane = 0; lane < STEP; lane++) x[lane] = left[i + lane];                                         \
+            for (int lane = 0; lane < STEP; lane++) y[lane] = right[i + lane];                                        \
+            for (int part = 0; part < STEP; part += LANES) {                                                          \
+                doubles dx, dy;                                                                                       \
+                memcpy(&dx, x + part, BYTES), memcpy(&dy, y + part, BYTES);                                           \
+                doubles error = dx - dy, size = (doubles)((longs)error & SIZE64);                                     \
+                absolute += size, square += error * error, signed_sum += error;                                       \
+                actual += dx * dx, expected += dy * dy, cross += dx * dy;                                             \
+                longs larger = size > largest;                                                                        \
+                largest = (doubles)((larger & (longs)size) | (~larger & (longs)largest));                             \
+            }                                                                                                         \
+        }                                                                                                             \
+        b->absolute = add_lanes(absolute), b->square = add_lanes(square), b->signed_sum = add_lanes(signed_sum);      \
+        b->actual = add_lanes(actual), b->expected = add_lanes(expected), b->cross = add_lanes(cross);                \
+        b->max_abs = 0;                                                                                               \
+        for (int lane = 0; lane < LANES; lane++) b->max_abs = max_of(b->max_abs, largest[lane]);                      \
+    }                                                                                                                 \
+    INLINE void NAME##_scan(const REAL *left, const REAL *right, int64_t n, struct block *b) {                        \
+        INT low = INF, high = ~INF, ratio = 0; /* ~INF: the order of -Inf */                                          \
+        INT unequal = 0;                                                                                              \
+        _Pragma("omp simd reduction(+ : unequal) reduction(max : high, ratio) reduction(min : low)")                  \
+        for (int64_t i = 0; i < n; i++) {                                                                             \
+            PLAIN x = left[i], y = right[i];                                                                          \
+            INT order = ORDER(BITS(y)), relative = BITS((x - y) / y) & SIZE;                                          \
+            low = order < low ? order : low;                                                                          \
+            high = order > high ? order : high;                                                                       \
+            unequal += x != y;                                                                                        \
+            relative = BITS(y) & SIZE ? relative : 0;                                                                 \
+            ratio = relative > ratio ? relative : ratio;                                                              \
+        }                                                                                                             \
+        b->low = AS_REAL(ORDER(low)), b->high = AS_REAL(ORDER(high)), b->max_rel = AS_REAL(ratio);                    \
+        b->unequal = unequal;                                                                                         \
+    }                                                                                                                 \
+    static int64_t NAME##_clean(const REAL *left, const REAL *right, int64_t n, PLAIN *x, PLAIN *y, struct block *b) { \
+        INT low = INF, high = ~INF;                                                                                   \
+        INT kept = 0, nonfinite = 0, nan_actual = 0, nan_expected = 0, inf_actual = 0, inf_expected = 0; \
+        _Pragma("omp simd reduction(+ : COUNTS) reduction(max : high) reduction(min : low)")                          \
+        for (int64_t i = 0; i < n; i++) {                                                                             \
+            INT word_x = BITS(left[i]), word_y = BITS(right[i]), order = ORDER(word_y);                               \
+            INT size_x = word_x & SIZE, size_y = word_y & SIZE;                                                       \
+            INT bad_x = size_x >= INF, bad_y = size_y >= INF, bad = bad_x | bad_y;                                    \
+            INT nan_x = size_x > INF, nan_y = size_y > INF;                                                           \
+            INT order_low = bad ? INF : order, order_high = bad ? ~INF : order;                                       \
+            nan_actual += nan_x, nan_expected += nan_y;                                                               \
+            inf_actual += bad_x - nan_x, inf_expected += bad_y - nan_y;                                               \
+            nonfinite += bad & (word_x != word_y) & !(nan_x & nan_y), kept += !bad;                                   \
+            low = order_low < low ? order_low : low;                                                                  \
+            high = order_high > high ? order_high : high;                                                             \
+            x[i] = AS_REAL(bad ? 0 : word_x), y[i] = AS_REAL(bad ? 0 : word_y);                                       \
+        }                                                                                                             \
+        for (; n % STEP != 0; n++) x[n] = y[n] = 0;                                                                        \
+        b->low = AS_REAL(ORDER(low)), b->high = AS_REAL(ORDER(high));                                                 \
+        b->kept = kept, b->nonfinite = nonfinite, b->nan_actual = nan_actual, b->nan_expected = nan_expected;         \
+        b->inf_actual = inf_actual, b->inf_expected = inf_expected;                                                   \
+        return n;                                                                                                     \
+    }                                                                                                                 \
+    static void NAME##_block(const REAL *left, const REAL *right, int64_t n, struct block *b) {                       \
+        *b = (struct block){.kept = n};                                                                               \
+        if (n % STEP == 0) {                                                                                          \
+            NAME##_sum(left, right, n, b);                                                                            \
+            NAME##_scan(left, right, n, b);                                                                           \
+            if (b->actual < as_double(INF64) && b->expected < as_double(INF64)) return;                               \
+        }                                                                                                             \
+        PLAIN x[BLOCK], y[BLOCK];                                                                                     \
+        int64_t size = NAME##_clean(left, right, n, x, y, b);                                                         \
+        double low = b->low, high = b->high;                                                                          \
+        NAME##_sum(x, y, size, b);                                                                                    \
+        NAME##_scan(x, y, size, b);                                                                                   \
+        b->low = low, b->high = high, b->unequal += b->nonfinite;                                                     \
+    }                                                                                                                 \
+    INLINE int64_t NAME##_size(int64_t left) { return left >= BLOCK ? BLOCK : left >= STEP ? left / STEP * STEP : left; } \
+    static int64_t NAME##_find(const REAL *left, const REAL *right, int64_t n, double wanted) {                       \
+        int32_t found = BLOCK;                                                                                        \
+        _Pragma("omp simd reduction(min : found)")                                                                    \
+        for (int32_t i = 0; i < (int32_t)n; i++) {                                                                    \
+            double error = (double)left[i] - (double)right[i];                                                        \
+            int32_t place = bits_of(error) << 1 == bits_of(wanted) << 1 ? i : BLOCK;                                  \
+            found = place < found ? place : found;                                                                    \
+        }                                                                                                             \
+        return found < BLOCK ? found : 0;                                                                             \
+    }
+
+BLOCKS(narrow, loose_f32, float, int32_t, (2 * LANES), SIZE32, INF32, bits_of_float, order32, as_float)
+BLOCKS(wide, loose_f64, double, int64_t, LANES, SIZE64, INF64, bits_of, order64, as_double)
+
+/* Values of a block as float32 or float64: in their place where they are that, else in ``room``. */
+typedef const loose_f32 *narrow_reader(const void *words, int64_t start, int64_t n, float *room);
+typedef const loose_f64 *wide_reader(const void *words, int64_t start, int64_t n, double *room);
+
+static const loose_f32 *read_float32(const void *words, int64_t start, int64_t n, float *room) {
+    (void)n, (void)room;
+    return (const loose_f32 *)words + start;
+}
+static const loose_f64 *read_float64(const void *words, int64_t start, int64_t n, double *room) {
+    (void)n, (void)room;
+    return (const loose_f64 *)words + start;
+}
+#define READER(NAME, REAL, PLAIN, WORD, VALUE)                                                                  \
+    static const REAL *read_##NAME(const void *words, int64_t start, int64_t n, PLAIN *room) {                        \
+        const WORD *from = (const WORD *)words + start;                                                               \
+        _Pragma("omp simd")                                                                                           \
+        for (int64_t i = 0; i < n; i++) room[i] = VALUE(from, i);                                                     \
+        return room;                                                                                                  \
+    }
+#define BFLOAT16(words, i) (as_float(bfloat16_bits(words, i)))
+#define FLOAT16(words, i) (as_float(float16_bits(words, i)))
+#define NUMBER(words, i) ((double)words[i])
+#define TRUTH(words, i) ((double)(words[i] != 0))
+READER(bfloat16, loose_f32, float, loose_u16, BFLOAT16)
+READER(float16, loose_f32, float, loose_u16, FLOAT16)
+READER(bool, loose_f64, double, loose_u8, TRUTH)
+READER(uint8, loose_f64, double, loose_u8, NUMBER)
+READER(int8, loose_f64, double, loose_i8, NUMBER)
+READER(int16, loose_f64, double, loose_i16, NUMBER)
+READER(uint16, loose_f64, double, loose_u16, NUMBER)
+READER(int32, loose_f64, double, loose_i32, NUMBER)
+READER(uint32, loose_f64, double, loose_u32, NUMBER)
+
+static void add_wide(wide_reader *read, const void *left, const void *right, int64_t n, struct tally *t) {
+    double rooms[2][BLOCK];
+    int64_t worst_block = -1;
+    for (int64_t start = 0, size; start < n; start += size) {
+        size = wide_size(n - start);
+        struct block b;
+        wide_block(read(left, start, size, rooms[0]), read(right, start, size, rooms[1]), size, &b);
+        add_block(t, &b, start, &worst_block);
+        t->max_rel = max_of(t->max_rel, b.max_rel);
+    }
+    if (worst_block >= 0) {
+        int64_t size = wide_size(n - worst_block);
+        t->worst = worst_block + wide_find(read(left, worst_block, size, rooms[0]), read(right, worst_block, size, rooms[1]), size, t->max_abs);
+    }
 }
 
 /* The block that may hold the largest relative error, and between which bounds its own lies. */
@@ -102,185 +269,63 @@ INLINE int is_settled(struct candidate *best, int64_t start, double high) {
     return 1;
 }
 
-INLINE int64_t size_of_block(int64_t n, int64_t start) { return n - start < BLOCK ? n - start : BLOCK; }
-
-#define SUMS absolute, square, signed_sum, actual, expected, cross
-#define COUNTS kept, unequal, nonfinite, nan_actual, nan_expected, inf_actual, inf_expected
-#define STORE_SUMS(b)                                                                                                 \
-    b->absolute = absolute, b->square = square, b->signed_sum = signed_sum;                                           \
-    b->actual = actual, b->expected = expected, b->cross = cross
-#define STORE_COUNTS(b)                                                                                               \
-    b->kept = kept, b->unequal = unequal, b->nonfinite = nonfinite, b->nan_actual = nan_actual;                       \
-    b->nan_expected = nan_expected, b->inf_actual = inf_actual, b->inf_expected = inf_expected
-
-/* Types whose values are float32 values. Sums, |difference| and its maximum are float64, exact where float64 is. The
- * relative error is first taken in float32, where it is off by less than 2^-22 of itself (two roundings) or 2^-148 (an
- * underflow): only the block that may hold the largest is divided again in float64. */
-#define NARROW(NAME, WORD, BITS)                                                                                      \
-    INLINE int NAME##_block(const WORD *left, const WORD *right, int64_t n, int masked, struct block *b) {            \
-        double absolute = 0, square = 0, signed_sum = 0, actual = 0, expected = 0, cross = 0;                         \
-        int64_t max_abs = 0;                                                                                          \
-        int32_t low = INF32, high = ~INF32, peak = 0, ratio = 0; /* ~INF32: the order of -Inf */                      \
-        int32_t kept = 0, unequal = 0, nonfinite = 0, nan_actual = 0, nan_expected = 0, inf_actual = 0,               \
-                inf_expected = 0;                                                                                     \
-        _Pragma("omp simd reduction(+ : SUMS, COUNTS) reduction(max : max_abs, high, peak, ratio) reduction(min : low)") \
-        for (int64_t i = 0; i < n; i++) {                                                                             \
-            int32_t x = BITS(left, i), y = BITS(right, i);                                                            \
-            int32_t size_x = x & SIZE32, size_y = y & SIZE32;                                                         \
-            int32_t order = order32(y), order_low = order, order_high = order;                                        \
-            if (masked) {                                                                                             \
-                int32_t bad_x = size_x >= INF32, bad_y = size_y >= INF32, bad = bad_x | bad_y;                        \
-                int32_t nan_x = size_x > INF32, nan_y = size_y > INF32;                                               \
-                int32_t differs = bad & (x != y) & !(nan_x & nan_y);                                                  \
-                nan_actual += nan_x, nan_expected += nan_y;                                                           \
-                inf_actual += bad_x - nan_x, inf_expected += bad_y - nan_y;                                           \
-                nonfinite += differs, unequal += differs, kept += !bad;                                               \
-                x = bad ? 0 : x, y = bad ? 0 : y, size_x = bad ? 0 : size_x, size_y = bad ? 0 : size_y;               \
-                order_low = bad ? INF32 : order, order_high = bad ? ~INF32 : order;                                   \
-            }                                                                                                         \
-            float fx = as_float(x), fy = as_float(y);                                                                 \
-            double dx = fx, dy = fy, error = dx - dy;                                                                 \
-            int64_t size = bits_of(error) & SIZE64;                                                                   \
-            double distance = as_double(size);                                                                        \
-            max_abs = size > max_abs ? size : max_abs;                                                                \
-            absolute += distance, square += error * error, signed_sum += error;                                       \
-            actual += dx * dx, expected += dy * dy, cross += dx * dy;                                                 \
-            low = order_low < low ? order_low : low;                                                                  \
-            high = order_high > high ? order_high : high;                                                             \
-            peak = size_x > peak ? size_x : peak;                                                                     \
-            unequal += fx != fy;                                                                                      \
-            int32_t relative = bits_of_float((fx - fy) / fy) & SIZE32;                                                \
-            relative = size_y ? relative : 0;                                                                         \
-            ratio = relative > ratio ? relative : ratio;                                                              \
-        }                                                                                                             \
-        if (!masked && (peak >= INF32 || high >= INF32 || low <= ~INF32)) return 0;                                   \
-        if (!masked) kept = (int32_t)n;                                                                               \
-        STORE_SUMS(b);                                                                                                \
-        STORE_COUNTS(b);                                                                                              \
-        b->max_abs = max_abs;                                                                                         \
-        b->low = as_float(order32(low)), b->high = as_float(order32(high));                                           \
-        b->max_rel = (double)as_float(ratio) * (1 + 0x1p-22) + 0x1p-148;                                              \
-        return 1;                                                                                                     \
-    }                                                                                                                 \
-    static double NAME##_divide(const WORD *left, const WORD *right, int64_t n) {                                     \
-        int64_t ratio = 0;                                                                                            \
-        _Pragma("omp simd reduction(max : ratio)")                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                             \
-            int32_t x = BITS(left, i), y = BITS(right, i);                                                            \
-            int32_t bad = (x & SIZE32) >= INF32 || (y & SIZE32) >= INF32 || !(y & SIZE32);                            \
-            double dx = as_float(x), dy = as_float(y);                                                                \
-            int64_t relative = bits_of((dx - dy) / dy) & SIZE64;                                                      \
-            relative = bad ? 0 : relative;                                                                            \
-            ratio = relative > ratio ? relative : ratio;                                                              \
-        }                                                                                                             \
-        return as_double(ratio);                                                                                      \
-    }                                                                                                                 \
-    static int64_t NAME##_find(const WORD *left, const WORD *right, int64_t n, double wanted) {                       \
-        int32_t found = BLOCK;                                                                                        \
-        _Pragma("omp simd reduction(min : found)")                                                                    \
-        for (int32_t i = 0; i < (int32_t)n; i++) {                                                                    \
-            double error = (double)as_float(BITS(left, i)) - (double)as_float(BITS(right, i));                        \
-            int32_t place = bits_of(error) << 1 == bits_of(wanted) << 1 ? i : BLOCK;                                  \
-            found = place < found ? place : found;                                                                    \
-        }                                                                                                             \
-        return found < BLOCK ? found : 0;                                                                             \
-    }                                                                                                                 \
-    void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
-        int64_t worst_block = -1;                                                                                     \
-        struct candidate best = {-1, 0, 0};                                                                           \
-        for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = size_of_block(n, start);                                                                   \
-            struct block b;                                                                                           \
-            if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
-                NAME##_block(left + start, right + start, size, 1, &b);                                               \
-            add_block(t, &b, start, &worst_block);                                                                    \
-            if (b.max_rel > t->max_rel && b.unequal > b.nonfinite && !is_settled(&best, start, b.max_rel))            \
-                t->max_rel = max_of(t->max_rel, NAME##_divide(left + start, right + start, size));                    \
-        }                                                                                                             \
-        if (best.start >= 0 && best.high > t->max_rel)                                                                \
-            t->max_rel = max_of(t->max_rel, NAME##_divide(left + best.start, right + best.start, size_of_block(n, best.start)));\
-        if (worst_block >= 0)                                                                                         \
-            t->worst = worst_block + NAME##_find(left + worst_block, right + worst_block, size_of_block(n, worst_block), t->max_abs);\
+/* The largest relative error of a block, in float64. */
+static double divide(const loose_f32 *left, const loose_f32 *right, int64_t n) {
+    int64_t ratio = 0;
+    _Pragma("omp simd reduction(max : ratio)")
+    for (int64_t i = 0; i < n; i++) {
+        int32_t x = bits_of_float(left[i]), y = bits_of_float(right[i]);
+        int32_t bad = (x & SIZE32) >= INF32 || (y & SIZE32) >= INF32 || !(y & SIZE32);
+        double dx = as_float(x), dy = as_float(y);
+        int64_t relative = bits_of((dx - dy) / dy) & SIZE64;
+        relative = bad ? 0 : relative;
+        ratio = relative > ratio ? relative : ratio;
     }
+    return as_double(ratio);
+}
 
-NARROW(float32, loose_i32, float32_bits)
-NARROW(bfloat16, loose_u16, bfloat16_bits)
-NARROW(float16, loose_u16, float16_bits)
-
-/* Types whose values are float64 values; FLOATING is 0 for integers, which have no NaN and no Inf. */
-#define WIDE(NAME, WORD, VALUE, FLOATING)                                                                             \
-    INLINE int NAME##_block(const WORD *left, const WORD *right, int64_t n, int masked, struct block *b) {            \
-        double absolute = 0, square = 0, signed_sum = 0, actual = 0, expected = 0, cross = 0;                         \
-        int64_t max_abs = 0, low = INF64, high = ~INF64, peak = 0, ratio = 0;                                         \
-        int64_t kept = 0, unequal = 0, nonfinite = 0, nan_actual = 0, nan_expected = 0, inf_actual = 0,               \
-                inf_expected = 0;                                                                                     \
-        _Pragma("omp simd reduction(+ : SUMS, COUNTS) reduction(max : max_abs, high, peak, ratio) reduction(min : low)") \
-        for (int64_t i = 0; i < n; i++) {                                                                             \
-            double dx = VALUE(left[i]), dy = VALUE(right[i]);                                                         \
-            int64_t size_x = bits_of(dx) & SIZE64, size_y = bits_of(dy) & SIZE64;                                     \
-            int64_t order = order64(bits_of(dy)), order_low = order, order_high = order;                              \
-            if (masked) {                                                                                             \
-                int64_t bad_x = size_x >= INF64, bad_y = size_y >= INF64, bad = bad_x | bad_y;                        \
-                int64_t nan_x = size_x > INF64, nan_y = size_y > INF64;                                               \
-                int64_t differs = bad & (bits_of(dx) != bits_of(dy)) & !(nan_x & nan_y);                              \
-                nan_actual += nan_x, nan_expected += nan_y;                                                           \
-                inf_actual += bad_x - nan_x, inf_expected += bad_y - nan_y;                                           \
-                nonfinite += differs, unequal += differs, kept += !bad;                                               \
-                dx = bad ? 0.0 : dx, dy = bad ? 0.0 : dy, size_x = bad ? 0 : size_x, size_y = bad ? 0 : size_y;       \
-                order_low = bad ? INF64 : order, order_high = bad ? ~INF64 : order;                                   \
-            }                                                                                                         \
-            double error = dx - dy;                                                                                   \
-            int64_t size = bits_of(error) & SIZE64;                                                                   \
-            double distance = as_double(size);                                                                        \
-            max_abs = size > max_abs ? size : max_abs;                                                                \
-            absolute += distance, square += error * error, signed_sum += error;                                       \
-            actual += dx * dx, expected += dy * dy, cross += dx * dy;                                                 \
-            low = order_low < low ? order_low : low;                                                                  \
-            high = order_high > high ? order_high : high;                                                             \
-            peak = size_x > peak ? size_x : peak;                                                                     \
-            unequal += dx != dy;                                                                                      \
-            int64_t relative = bits_of(error / dy) & SIZE64;                                                          \
-            relative = size_y ? relative : 0;                                                                         \
-            ratio = relative > ratio ? relative : ratio;                                                              \
-        }                                                                                                             \
-        if (FLOATING && !masked && (peak >= INF64 || high >= INF64 || low <= ~INF64)) return 0;                       \
-        if (!masked) kept = n;                                                                                        \
-        STORE_SUMS(b);                                                                                                \
-        STORE_COUNTS(b);                                                                                              \
-        b->max_abs = max_abs;                                                                                         \
-        b->low = as_double(order64(low)), b->high = as_double(order64(high));                                         \
-        b->max_rel = as_double(ratio);                                                                                \
-        return 1;                                                                                                     \
-    }                                                                                                                 \
-    void difference_##NAME(const WORD *left, const WORD *right, int64_t n, struct tally *t) {                         \
-        int64_t worst_block = -1;                                                                                     \
-        for (int64_t start = 0; start < n; start += BLOCK) {                                                          \
-            int64_t size = size_of_block(n, start);                                                                   \
-            struct block b;                                                                                           \
-            if (!NAME##_block(left + start, right + start, size, 0, &b))                                              \
-                NAME##_block(left + start, right + start, size, 1, &b);                                               \
-            add_block(t, &b, start, &worst_block);                                                                    \
-            t->max_rel = max_of(t->max_rel, b.max_rel);                                                               \
-        }                                                                                                             \
-        for (int64_t i = worst_block; i >= 0 && i < n; i++) {                                                         \
-            double error = VALUE(left[i]) - VALUE(right[i]);                                                          \
-            if (error == t->max_abs || -error == t->max_abs) {                                                        \
-                t->worst = i;                                                                                         \
-                break;                                                                                                \
-            }                                                                                                         \
-        }                                                                                                             \
+/* Sums, |difference| and its maximum are float64, exact where float64 is. The relative error is first taken in float32,
+ * where it is off by less than 2^-22 of itself (two roundings) or 2^-148 (an underflow): only the block that may hold the
+ * largest is divided again in float64. */
+static void add_narrow(narrow_reader *read, const void *left, const void *right, int64_t n, struct tally *t) {
+    float rooms[2][BLOCK];
+    int64_t worst_block = -1;
+    struct candidate best = {-1, 0, 0};
+    for (int64_t start = 0, size; start < n; start += size) {
+        size = narrow_size(n - start);
+        const loose_f32 *x = read(left, start, size, rooms[0]), *y = read(right, start, size, rooms[1]);
+        struct block b;
+        narrow_block(x, y, size, &b);
+        add_block(t, &b, start, &worst_block);
+        double high = b.max_rel * (1 + 0x1p-22) + 0x1p-148;
+        if (high > t->max_rel && b.unequal > b.nonfinite && !is_settled(&best, start, high))
+            t->max_rel = max_of(t->max_rel, divide(x, y, size));
     }
+    if (best.start >= 0 && best.high > t->max_rel) {
+        int64_t size = narrow_size(n - best.start);
+        t->max_rel = max_of(t->max_rel, divide(read(left, best.start, size, rooms[0]), read(right, best.start, size, rooms[1]), size));
+    }
+    if (worst_block >= 0) {
+        int64_t size = narrow_size(n - worst_block);
+        t->worst = worst_block + narrow_find(read(left, worst_block, size, rooms[0]), read(right, worst_block, size, rooms[1]), size, t->max_abs);
+    }
+}
 
-#define AS_IS(word) ((double)(word))
-#define TRUTH(word) ((double)((word) != 0))
-WIDE(float64, loose_f64, AS_IS, 1)
-WIDE(bool, loose_u8, TRUTH, 0)
-WIDE(uint8, loose_u8, AS_IS, 0)
-WIDE(int8, loose_i8, AS_IS, 0)
-WIDE(int16, loose_i16, AS_IS, 0)
-WIDE(uint16, loose_u16, AS_IS, 0)
-WIDE(int32, loose_i32, AS_IS, 0)
-WIDE(uint32, loose_u32, AS_IS, 0)
+#define DIFFERENCE(NAME, KIND)                                                                                        \
+    void difference_##NAME(const void *left, const void *right, int64_t n, struct tally *t) {                         \
+        add_##KIND(read_##NAME, left, right, n, t);                                                                   \
+    }
+DIFFERENCE(float32, narrow)
+DIFFERENCE(bfloat16, narrow)
+DIFFERENCE(float16, narrow)
+DIFFERENCE(float64, wide)
+DIFFERENCE(bool, wide)
+DIFFERENCE(uint8, wide)
+DIFFERENCE(int8, wide)
+DIFFERENCE(int16, wide)
+DIFFERENCE(uint16, wide)
+DIFFERENCE(int32, wide)
+DIFFERENCE(uint32, wide)
 
 /* Histograms over the values finite on both sides: of the distance in units in the last place (bucket = number of its
  * binary digits, the last one open), and of |difference| rounded to float32 (8 bins an octave: its upper 11 bits). The

@@ -13,7 +13,7 @@ import numpy as np
 from precision_align.core.dtypes import Array, Dtype
 from precision_align.numerics.blocked import add_arrays
 from precision_align.numerics.kernels import Kernel, choose_kernel
-from precision_align.numerics.pairs import SMALL, SPAN, Flat, Plan, Release, cut, make_plan, read_array
+from precision_align.numerics.pairs import SMALL, SPAN, Flat, Plan, Release, cut, is_plain, make_plan, read_array
 from precision_align.numerics.tallies import Tally
 
 # Sums of squares of values between its inverse and this neither overflow nor vanish in float64.
@@ -106,14 +106,20 @@ def tally_words(
 ) -> tuple[Tally, float]:
     """The sums behind :func:`measure_words`, and the power of two that their values were divided by."""
     kernel = kernel or choose_kernel()
-    pair = _Pair(Flat(actual), Flat(expected), make_plan(dtype, expected_dtype, kernel.forms), kernel, release)
-    if actual.size <= SPAN:
-        total = pair.tally((0, actual.size))
+    plan = make_plan(dtype, expected_dtype, kernel.forms)
+    if actual.size <= SPAN and plan.is_direct and is_plain(actual) and is_plain(expected):
+        total = Tally.empty()  # the way of most tensors, in the fewest steps
+        kernel.add(total, actual.reshape(-1), expected.reshape(-1), plan.form)
+        if release is not None:
+            release(0, actual.size)
     else:
+        pair = _Pair(actual, expected, plan, kernel, release)
         total = _add_up(pair, actual.size, _count_threads(threads, actual.nbytes) if kernel.threaded else 1)
-    if 1 / SQUARABLE < total.peak < SQUARABLE or total.peak == 0:
+    peak = total.peak
+    if 1 / SQUARABLE < peak < SQUARABLE or peak == 0:
         return total, 1.0
-    unit = math.ldexp(1.0, max(-1000, min(1000, math.frexp(min(total.peak, sys.float_info.max))[1])))
+    pair = _Pair(actual, expected, plan, kernel, None)
+    unit = math.ldexp(1.0, max(-1000, min(1000, math.frexp(min(peak, sys.float_info.max))[1])))
     again = Tally.empty()
     for start, stop in cut(actual.size, SMALL):
         add_arrays(again, *pair.read(start, stop), start, unit)
@@ -123,12 +129,11 @@ def tally_words(
 class _Pair:
     """Two tensors, the plan for them, and the kernel that follows it."""
 
-    def __init__(self, actual: Flat, expected: Flat, plan: Plan, kernel: Kernel, release: Release | None) -> None:
-        self._actual, self._expected = actual, expected
+    def __init__(self, actual: Array, expected: Array, plan: Plan, kernel: Kernel, release: Release | None) -> None:
+        self._actual, self._expected = Flat(actual), Flat(expected)
         self._plan, self._kernel, self._release = plan, kernel, release
-        direct = actual.plain and expected.plain and plan.form and not plan.actual and not plan.expected
         # Few elements at a time where a copy has to be made of them.
-        self._step = SPAN if direct else SMALL
+        self._step = SPAN if plan.is_direct and self._actual.plain and self._expected.plain else SMALL
 
     def read(self, start: int, stop: int) -> tuple[Array, Array]:
         """A piece of each side in the plan's form."""
@@ -191,30 +196,30 @@ def _count_threads(wanted: int, nbytes: int) -> int:
 
 
 def _finish(sums: Tally, unit: float, total: int) -> Difference:
-    count = max(sums.count, 1)
+    count, largest, max_abs, square = max(sums.count, 1), sums.largest, sums.max_abs, sums.square
     norm = math.sqrt(sums.expected)
-    nothing = 0.0 if sums.square == 0 else 1.0
-    rmse = math.sqrt(sums.square / count)
+    nothing = 0.0 if square == 0 else 1.0
+    rmse = math.sqrt(square / count)
     low, high = (sums.low, sums.high) if sums.count else (0.0, 0.0)
     return Difference(
-        max_abs=sums.max_abs * unit,
-        mean_abs=sums.absolute / count * unit,
-        rmse=rmse * unit,
-        max_rel=sums.max_rel if sums.max_abs == 0 or sums.max_rel > 0 else math.inf,
-        rel_l2=math.sqrt(sums.square) / norm if norm > 0 else nothing * math.inf if nothing else 0.0,
-        over_max=sums.max_abs / sums.largest if sums.largest > 0 else (math.inf if nothing else 0.0),
-        one_minus_cosine=_find_angle(sums, norm, nothing),
-        bias=sums.signed_sum / count * unit,
-        mismatched=sums.unequal / max(total, 1),
-        nonfinite=sums.nonfinite,
-        worst_index=sums.worst,
-        low=low * unit,
-        high=high * unit,
-        psnr=_find_psnr(high - low, rmse),
-        nan_actual=sums.nan_actual,
-        nan_expected=sums.nan_expected,
-        inf_actual=sums.inf_actual,
-        inf_expected=sums.inf_expected,
+        max_abs * unit,
+        sums.absolute / count * unit,
+        rmse * unit,
+        sums.max_rel if max_abs == 0 or sums.max_rel > 0 else math.inf,
+        math.sqrt(square) / norm if norm > 0 else nothing * math.inf if nothing else 0.0,
+        max_abs / largest if largest > 0 else (math.inf if nothing else 0.0),
+        _find_angle(sums, norm, nothing),
+        sums.signed_sum / count * unit,
+        sums.unequal / max(total, 1),
+        sums.nonfinite,
+        sums.worst,
+        low * unit,
+        high * unit,
+        _find_psnr(high - low, rmse),
+        sums.nan_actual,
+        sums.nan_expected,
+        sums.inf_actual,
+        sums.inf_expected,
     )
 
 

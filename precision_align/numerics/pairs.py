@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Callable
 
 import numpy as np
@@ -37,6 +37,11 @@ class Plan:
     form: str
     actual: Read | None = None
     expected: Read | None = None
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """Whether the kernel takes the words as they are."""
+        return bool(self.form) and self.actual is None and self.expected is None
 
 
 def read_array(array: Array) -> tuple[Array, Dtype]:
@@ -82,13 +87,18 @@ def _is_plain(dtype: Dtype) -> bool:
     return dtype.name not in ("bfloat16", "complex32") and not dtype.name.startswith("float8")
 
 
+def is_plain(words: Array) -> bool:
+    """Whether the elements of a tensor lie in C order, aligned and native."""
+    flags = words.flags
+    return flags.c_contiguous and flags.aligned and words.dtype.isnative
+
+
 class Flat:
     """A tensor as a row of elements in C order, whatever its layout: pieces come contiguous, aligned and native."""
 
     def __init__(self, words: Array) -> None:
-        flags = words.flags
-        self.plain = bool(flags.c_contiguous and flags.aligned and words.dtype.isnative)
-        self._flat = words.reshape(-1) if flags.c_contiguous else words.flat
+        self.plain = is_plain(words)
+        self._flat = words.reshape(-1) if words.flags.c_contiguous else words.flat
         self._native = words.dtype if self.plain else words.dtype.newbyteorder("=")
 
     def piece(self, start: int, stop: int) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.records import Statistics
+from precision_align.numerics.addresses import find_address
 from precision_align.numerics.building import load_library
 
 SOURCE = Path(__file__).with_name("summary.c")
@@ -66,7 +67,9 @@ class CompiledSummaries:
         self._summarize_many = library["summarize_many"]
         self._summarize_many.argtypes, self._summarize_many.restype = [pointer, size, pointer, pointer], None
         self._fold = library["fold_blocks"]
-        self._fold.argtypes, self._fold.restype = [pointer, size, pointer, pointer], None
+        self._digest = library["digest_payload"]
+        for function in (self._fold, self._digest):
+            function.argtypes, function.restype = [pointer, size, pointer, pointer], None
 
     def summarize(self, blocks: Iterable[Array], form: str) -> Statistics:
         """The statistics of contiguous pieces of one tensor, whole multiples of 4096 elements but for the last.
@@ -76,7 +79,7 @@ class CompiledSummaries:
         found = _Summary(minimum=math.inf, maximum=-math.inf)
         function, place, size = self._summarize[form], ctypes.addressof(found), 0
         for words in blocks:
-            function(_address(words), words.size, place)
+            function(find_address(words), words.size, place)
             size += words.size
         finite = size - found.nan - found.inf
         counts = (size, found.nan, found.inf, found.zero, found.subnormal)
@@ -90,15 +93,17 @@ class CompiledSummaries:
 
         ``keys``: uint64[384] of the fold; ``signs``: float32, both sequences of the sketch one behind the other.
         """
-        self._summarize_many(_address(jobs), jobs.size, _address(keys), _address(signs))
+        self._summarize_many(find_address(jobs), jobs.size, find_address(keys), find_address(signs))
 
     def fold(self, data: Array, table: Array, sums: Array) -> None:
         """Add uint8[n] to zeroed sums, uint64[256] for each 256 KiB; ``table``: the keys, uint64[384]."""
-        self._fold(_address(data), data.size, _address(table), _address(sums))
+        self._fold(find_address(data), data.size, find_address(table), find_address(sums))
 
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])  # a third of the cost of array.ctypes.data
+    def digest(self, words: Array, table: Array) -> bytes:
+        """The hash of C-contiguous words, see :mod:`~precision_align.storage.hashing`; ``table``: as for ``fold``."""
+        result = ctypes.create_string_buffer(16)
+        self._digest(find_address(words), words.nbytes, find_address(table), result)
+        return result.raw
 
 
 @cache

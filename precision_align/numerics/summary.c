@@ -257,7 +257,7 @@ static void finish_hash(struct blake2b *hash, uint8_t *digest) {
 }
 
 /* The 16 bytes of precision_align.storage.hashing.digest_words of more than WHOLE_BYTES; keys: those of fold_blocks. */
-static void digest(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
+void digest_payload(const uint8_t *data, int64_t nbytes, const uint64_t *keys, uint8_t *result) {
     struct blake2b hash;
     start_hash(&hash, "pa-folded");
     for (int64_t start = 0; start < nbytes; start += ROWS * ROW_BYTES) {
@@ -387,7 +387,7 @@ void summarize_many(struct job *job, int64_t count, const uint64_t *keys, const 
             part = end - job < AT_ONCE ? end : job + AT_ONCE;
             digest_small(job, part);
         }
-        if (job->nbytes > WHOLE_BYTES) digest(job->data, job->nbytes, keys, job->digest);
+        if (job->nbytes > WHOLE_BYTES) digest_payload(job->data, job->nbytes, keys, job->digest);
         RUN(1, float32)
         RUN(2, bfloat16)
         RUN(3, float16)

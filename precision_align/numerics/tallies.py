@@ -63,8 +63,8 @@ class Tally(ctypes.Structure):
 
     @property
     def largest(self) -> float:
-        """The largest |expected|."""
-        return max(abs(self.low), abs(self.high)) if self.count else 0.0
+        """The largest |expected|; 0 where there is none."""
+        return max(-self.low, self.high, 0.0)
 
     @property
     def peak(self) -> float:

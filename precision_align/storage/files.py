@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ class _Translation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BROKEN) and not isinstance(error, DumpError):
-            raise DumpDamaged(f"{self._path} is damaged: {first_line(error)}; record it again") from error
+            raise self.describe(error) from error
+
+    def describe(self, error: BaseException) -> DumpDamaged:
+        """What a reader is told of it."""
+        return DumpDamaged(f"{self._path} is damaged: {first_line(error)}; record it again")
 
 
 class PartFile:
@@ -186,22 +190,32 @@ class PartFile:
         The hash is verified when a row is read for the first time. Raises DumpDamaged.
         """
         record = record or self.record(row)
-        if not self._flags[row] & layout.HAS_PAYLOAD:
+        if not self._flags.item(row) & layout.HAS_PAYLOAD:
             return self._read_reference(row, record)
-        start, stored = int(self._offsets[row]), int(self._stored[row])
-        with self._translating:
-            where = self._extents(record).locate(start, stored)
-            if where is None:
-                return None
-            try:
-                data = self._handles.map(self.path).view(where, stored)
-            except OSError:  # a file system without mmap, or no room for one more mapping
-                return None
-            words = _unpack(data, record, int(self._expanded[row]), copy=False)
+        try:  # what _Translation does, without the cost of a context
+            words = self._map_words(row, record)
+        except DumpError:
+            raise
+        except BROKEN as error:
+            raise self._translating.describe(error) from error
         # One tensor may be larger than memory: what was hashed is let go of and read again by whoever wants it.
-        if row not in self._verified:
-            self._verify(row, words, release_pages if stored > RESIDENT_BYTES // 2 else None)
+        if words is not None and row not in self._verified:
+            self._verify(row, words, release_pages if self._stored.item(row) > RESIDENT_BYTES // 2 else None)
         return words
+
+    def _map_words(self, row: int, record: TensorRecord) -> Array | None:
+        stored, expanded = self._stored.item(row), self._expanded.item(row)
+        where = self._extents(record).locate(self._offsets.item(row), stored)
+        if where is None:
+            return None
+        try:
+            file = self._handles.map(self.path)
+            if not expanded:
+                return file.show(where, stored, _find_word(record.dtype), record.shape)
+            data = file.view(where, stored)
+        except OSError:  # a file system without mmap, or no room for one more mapping
+            return None
+        return _unpack(data, record, expanded, copy=False)
 
     def _read_reference(self, row: int, record: TensorRecord) -> Array | None:
         words = read_reference(record, self.path)
@@ -258,8 +272,13 @@ class PartFile:
         return self._sketches[start : start + int(place["sketch_length"])].copy()
 
 
+@cache
+def _find_word(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype_of(dtype).word)
+
+
 def _unpack(data: Array, record: TensorRecord, expanded: int, *, copy: bool = True) -> Array:
-    words = data.view(np.dtype(dtype_of(record.dtype).word))
+    words = data.view(_find_word(record.dtype))
     if not expanded:
         return words.reshape(record.shape)
     grid = [1 if expanded >> axis & 1 else size for axis, size in enumerate(record.shape)]

@@ -170,8 +170,8 @@ class FolderDump(DumpView):
         return part.record(row)
 
     def _locate(self, position: int) -> tuple[PartFile, int]:
-        part, row = self._places[position].tolist()
-        return self._parts[part], row
+        item = self._places.item
+        return self._parts[item(position, 0)], item(position, 1)
 
     def close(self) -> None:
         """Close the open files; a later look-up opens them again."""

@@ -148,6 +148,7 @@ class Handles:
         self._limit = limit
         self._files: OrderedDict[Path, Any] = OrderedDict()
         self._maps: OrderedDict[Path, MappedFile] = OrderedDict()
+        self._last: tuple[Path, MappedFile] | None = None  # of the maps, the one used last
         self._remote: dict[Path, RemoteFile] = {}
         self._lock = RLock()
 
@@ -173,27 +174,28 @@ class Handles:
 
     def map(self, path: Path) -> MappedFile | RemoteBytes:
         """The bytes of a file; use it at once, views of it stay valid. Raises OSError."""
+        last = self._last
+        if last is not None and last[0] is path:
+            return last[1]
         with self._lock:
             remote = self._find_remote(path)
-            if remote is not None:
-                return RemoteBytes(remote)
-            last = next(reversed(self._maps), None)
-            if last is path:
-                return self._maps[path]
-            if (
-                last is not None and last != path
-            ):  # a walk has gone on to the next file: the pages of this one need not stay
-                self._maps[last].release()
-            if path not in self._maps:
-                self._maps[path] = MappedFile(path)
-                while len(self._maps) > self._limit:
-                    self._maps.popitem(last=False)[1].close()
-            self._maps.move_to_end(path)
-            return self._maps[path]
+            return RemoteBytes(remote) if remote is not None else self._map(path)
+
+    def _map(self, path: Path) -> MappedFile:
+        if self._last is not None and self._last[0] != path:
+            self._last[1].release()  # a walk has gone on to the next file: the pages of this one need not stay
+        if path not in self._maps:
+            self._maps[path] = MappedFile(path)
+            while len(self._maps) > self._limit:
+                self._maps.popitem(last=False)[1].close()
+        self._maps.move_to_end(path)
+        self._last = path, self._maps[path]
+        return self._maps[path]
 
     def close(self) -> None:
         """Close all of them; the next use opens again."""
         with self._lock:
+            self._last = None
             while self._maps:
                 self._maps.popitem()[1].close()
             while self._files:

@@ -14,6 +14,7 @@ from precision_align.core.dtypes import Array
 
 # Mapped pages count as ours until they are let go; this much may be resident before earlier ones are.
 RESIDENT_BYTES = 64 << 20
+_BYTE = np.dtype(np.uint8)
 _PREAD_BYTES = 1 << 30  # Linux transfers at most 2 GiB a call
 
 # What is mapped, by the address of its first byte, so that a view's pages can be found again.
@@ -36,18 +37,30 @@ class MappedFile:
 
     def view(self, offset: int, nbytes: int) -> Array:
         """uint8[nbytes], read-only, without a copy. Raises OSError where mapping fails or the file is shorter."""
+        return self.show(offset, nbytes, _BYTE, (nbytes,))
+
+    def show(self, offset: int, nbytes: int, word: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """The same as an array, made in one step; raises ValueError where it would not have that size."""
         self._require(offset, nbytes)
         if not nbytes:
-            return np.frombuffer(b"", dtype=np.uint8)
-        if self._map is None:
-            self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
-            self._bytes = np.frombuffer(self._map, dtype=np.uint8)
-            _mappings[self._bytes.ctypes.data] = self
-            self._close_descriptor()  # the mapping has one of its own
+            return np.frombuffer(b"", dtype=word).reshape(shape)
+        mapping = self._map or self._map_all()
         if self._touched > RESIDENT_BYTES:
             self.release()
         self._touched += nbytes
-        return self._bytes[offset : offset + nbytes]
+        words: Array = np.ndarray(shape, word, mapping, offset)
+        if words.nbytes != nbytes:
+            raise ValueError(f"{nbytes} bytes are no {word} of shape {shape}")
+        return words
+
+    def _map_all(self) -> mmap.mmap:
+        if self._descriptor < 0:  # closed by another thread; -1 would map fresh memory
+            raise OSError("the file is closed")
+        mapping = self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+        self._bytes = np.frombuffer(mapping, dtype=np.uint8)
+        _mappings[self._bytes.ctypes.data] = self
+        self._close_descriptor()  # the mapping has one of its own
+        return mapping
 
     def read(self, offset: int, nbytes: int) -> Array:
         """uint8[nbytes] in fresh memory. Raises OSError."""

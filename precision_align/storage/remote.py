@@ -183,6 +183,10 @@ class RemoteBytes:
 
     def view(self, offset: int, nbytes: int) -> Array:
         """Nothing is mapped: a reader then asks for a copy. Raises OSError always."""
+        return self.show(offset, nbytes, np.dtype(np.uint8), (nbytes,))
+
+    def show(self, offset: int, nbytes: int, word: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Likewise."""
         raise OSError("a file on a store is not mapped")
 
     def read(self, offset: int, nbytes: int) -> Array:

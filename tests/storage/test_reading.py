@@ -135,6 +135,24 @@ def resident_kib(name: str = "/f") -> int:
     return total
 
 
+def test_a_mapped_array_has_the_bytes_that_were_asked_for(tmp_path: Path) -> None:
+    words = np.arange(1000, dtype=np.int32)
+    words.tofile(tmp_path / "f")
+    file = MappedFile(tmp_path / "f")
+    shown = file.show(400, 1200, words.dtype, (3, 100))
+    assert np.array_equal(shown, words[100:400].reshape(3, 100))
+    assert not shown.flags.writeable
+    assert file.show(400, 0, words.dtype, (3, 0)).shape == (3, 0)
+    with pytest.raises(ValueError, match="1200 bytes are no int32"):
+        file.show(400, 1200, words.dtype, (3, 99))
+    with pytest.raises(OSError, match="outside the file"):
+        file.show(3600, 1200, words.dtype, (3, 100))
+    file.close()
+    with pytest.raises(OSError, match="closed"):
+        file.show(400, 1200, words.dtype, (3, 100))
+    assert shown[-1, -1] == 399
+
+
 def test_listing_builds_no_record(tmp_path: Path, make_draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "d", make_draft, [3] * 50)
     with open_own(tmp_path / "d") as dump:
