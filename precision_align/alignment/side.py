@@ -69,7 +69,12 @@ class Node:
     @property
     def fingerprint(self) -> tuple[tuple[str, bytes], ...]:
         """What went in, as hashes: two calls that got the same tensors have the same."""
-        return tuple((path, record.digest) for path, record in sorted(self.inputs.items()) if record.digest)
+        return tuple((path, record.digest) for path, record in sorted(self.inputs.items()) if record.is_hashed)
+
+    def is_fed_like(self, other: Node) -> bool:
+        """Whether both have one fingerprint, which need not be made for this."""
+        ours, theirs = ({path: one for path, one in node.inputs.items() if one.is_hashed} for node in (self, other))
+        return ours.keys() == theirs.keys() and all(one.has_hash_of(theirs[path]) for path, one in ours.items())
 
 
 class Side:
@@ -133,19 +138,20 @@ class Side:
 
     def _find_working(self) -> set[str]:
         """Scopes whose outputs are not just what a module they called returned: no mere wrappers."""
-        returned: dict[tuple[int, int, int], set[bytes]] = defaultdict(set)
-        outputs: dict[tuple[int, int, int], set[bytes]] = {}
+        returned: dict[tuple[int, int, int], list[TensorRecord]] = defaultdict(list)
+        outputs: dict[tuple[int, int, int], list[TensorRecord]] = {}
         for call in self.calls:
             tensors = self.select_call(call)
-            own = {r.digest for place, r in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)}
+            own = [record for place, record in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)]
             outputs[call.rank, call.step, call.identity] = own
-            returned[call.rank, call.step, call.parent] |= own
-        return {
-            call.scope
-            for call in self.calls
-            if call.pass_ == Pass.FIRST
-            and not outputs[call.rank, call.step, call.identity] <= returned[call.rank, call.step, call.identity]
-        }
+            returned[call.rank, call.step, call.parent] += own
+        working = set()
+        for call in self.calls:
+            place = call.rank, call.step, call.identity
+            passed_on = (any(one.has_hash_of(other) for other in returned[place]) for one in outputs[place])
+            if call.pass_ == Pass.FIRST and call.scope not in working and not all(passed_on):
+                working.add(call.scope)
+        return working
 
     def _link(self) -> list[Node]:
         """Nodes in exit order; a wrapper's shell is skipped and its children handed to its caller."""

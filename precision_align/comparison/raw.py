@@ -207,8 +207,8 @@ class RawComparer:
 def _measure_statistics(candidate: TensorRecord, reference: TensorRecord, limit: float) -> Gap:
     left, right = candidate.statistics, reference.statistics
     if left is None or right is None:
-        note = "hashes differ and nothing else was stored" if candidate.digest else candidate.reason
-        return Gap(False, False, bool(candidate.digest and reference.digest), {}, limit, "hash", note)
+        note = "hashes differ and nothing else was stored" if candidate.is_hashed else candidate.reason
+        return Gap(False, False, candidate.is_hashed and reference.is_hashed, {}, limit, "hash", note)
     scale = max(abs(right.minimum), abs(right.maximum), 1e-300)
     moved = max(abs(left.minimum - right.minimum), abs(left.maximum - right.maximum)) / scale
     norm = abs(left.l2 - right.l2) / max(right.l2, 1e-300)
@@ -282,7 +282,7 @@ def _let_go(actual: Array, expected: Array) -> Callable[[int, int], None] | None
 
 def is_equal(left: TensorRecord, right: TensorRecord) -> bool:
     """Bit for bit the same tensor, by dtype, shape and hash."""
-    return bool(left.digest) and (left.dtype, left.shape, left.digest) == (right.dtype, right.shape, right.digest)
+    return left.is_hashed and (left.dtype, left.shape) == (right.dtype, right.shape) and left.has_hash_of(right)
 
 
 def _same_pattern(left: TensorRecord, right: TensorRecord) -> bool:

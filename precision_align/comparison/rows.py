@@ -60,7 +60,7 @@ def make_row(
 ) -> RecordResult:
     """One result row. Where every value is NaN nothing was compared: such a record never passes."""
     key = record.key
-    if status == Status.PASS and _is_all_nan(record):
+    if status == Status.PASS and record.is_all_nan:
         status, evidence, note = Status.INCONCLUSIVE, "", f"every value is NaN on both sides; {note}"
     return RecordResult(
         key=str(key),
@@ -83,11 +83,6 @@ def make_row(
         order=record.order if order is None else order,
         source=blame.source,
     )
-
-
-def _is_all_nan(record: TensorRecord) -> bool:
-    known = record.statistics
-    return known is not None and known.numel > 0 and known.nan == known.numel
 
 
 def row_from_judgement(

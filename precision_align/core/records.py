@@ -70,6 +70,21 @@ class TensorRecord:
     reason: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether there is a hash to hold others against."""
+        return bool(self.digest)
+
+    def has_hash_of(self, other: TensorRecord) -> bool:
+        """Whether both have the same bytes in C order, by their hashes; two without one count as the same."""
+        return self.digest == other.digest
+
+    @property
+    def is_all_nan(self) -> bool:
+        """Whether there are values and none of them is a number; False where that is not known."""
+        known = self.statistics
+        return known is not None and known.numel > 0 and known.nan == known.numel
+
 
 @dataclass(frozen=True)
 class Call:

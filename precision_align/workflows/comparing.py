@@ -214,7 +214,7 @@ def find_mappings(operators: Collection[str], library: Any) -> tuple[dict[str, M
     from precision_align.library.loading import load_library
 
     try:
-        known = load_library(library)
+        known = load_library(library, operators if library is None else None)
     except Unavailable as error:  # the bundled one may lack a TOML reader
         if library is not None:
             raise

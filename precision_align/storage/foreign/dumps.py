@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,34 +12,98 @@ from precision_align.core.dtypes import Array, dtype_of
 from precision_align.core.errors import DumpDamaged
 from precision_align.core.records import Call, Point, RunInfo, Statistics, TensorRecord
 from precision_align.core.terms import Tier
-from precision_align.numerics.statistics import summarize
+from precision_align.numerics.statistics import magnitudes, summarize
 from precision_align.storage.foreign.items import Item, Tensor, Unreadable
-from precision_align.storage.hashing import digest_words
+from precision_align.storage.hashing import bytes_of, digest_words
 from precision_align.storage.lazies import LazyRecords
-from precision_align.storage.mapping import RESIDENT_BYTES, release_pages
+from precision_align.storage.mapping import RESIDENT_BYTES, find_mapping, release_pages
 from precision_align.storage.views import DumpView, show
+
+# Pieces in which tensors are looked at until something is found: one page costs little more than one number, and two
+# pieces of the second size stay in a core's L2 cache.
+FIRST_BYTES = 4096
+BLOCK_BYTES = 1 << 19
 
 
 class _LoadedRecord(TensorRecord):
-    """The record of a tensor that is at hand: its statistics are a pass over it, made when somebody asks for them."""
+    """The record of a tensor in a mapped file: statistics and hash are a pass over it, made when somebody asks for
+    them. Whether two such tensors are equal is asked of the files themselves: that is less than a hash of each, and
+    next to nothing where they differ.
+    """
 
     @cached_property
     def statistics(self) -> Statistics | None:
+        words = self._read()
+        return None if words is None else summarize(words, dtype_of(self.dtype))
+
+    @cached_property
+    def digest(self) -> bytes:
+        words = self._read()
+        return b"" if words is None else digest_words(words, release_pages if words.nbytes > RESIDENT_BYTES else None)
+
+    @property
+    def is_hashed(self) -> bool:
+        return "digest" not in self.__dict__ or bool(self.digest)
+
+    def has_hash_of(self, other: TensorRecord) -> bool:
+        known = self.__dict__
+        if "digest" in known or not isinstance(other, _LoadedRecord) or "digest" in other.__dict__:
+            return self.digest == other.digest
+        if "_compared" not in known or known["_compared"][0] is not other:
+            known["_compared"] = other, self._is_like(other)
+        return bool(known["_compared"][1])
+
+    def _is_like(self, other: _LoadedRecord) -> bool:
+        if self.nbytes != other.nbytes:
+            return False
+        words = self._read(), other._read()
+        return words[0] is not None and words[1] is not None and are_same(words[0], words[1])
+
+    @property
+    def is_all_nan(self) -> bool:
+        words = None if "statistics" in self.__dict__ else self._read()
+        dtype = dtype_of(self.dtype)
+        if words is None:
+            return super().is_all_nan
+        return words.size > 0 and all(np.isnan(magnitudes(block, dtype)).all() for block in _begin_small(words))
+
+    def _read(self) -> Array | None:
+        """The words once more; None where they cannot be read any more."""
         try:
-            tensor = self.__dict__["_load"]()
+            tensor: Tensor = self.__dict__["_load"]()
         except Unreadable:  # it was, when the record was made
             return None
-        found = summarize(tensor.words, dtype_of(tensor.dtype))
-        release_pages(tensor.words)
-        return found
+        return tensor.words
 
     @classmethod
     def make(cls, load: Callable[[], Tensor], **fields: Any) -> TensorRecord:
         """``load``: gives the tensor once more."""
         record = cls(**fields)
-        del record.__dict__["statistics"]
+        del record.__dict__["statistics"], record.__dict__["digest"]
         record.__dict__["_load"] = load
         return record
+
+
+def are_same(left: Array, right: Array) -> bool:
+    """Whether two C-contiguous arrays of as many bytes have the same ones."""
+    sides = bytes_of(left), bytes_of(right)
+    for ours, theirs in zip(*map(_begin_small, sides)):
+        whole = ours.size // 8 * 8
+        if (ours[:whole].view(np.uint64) != theirs[:whole].view(np.uint64)).any():
+            return False
+        if (ours[whole:] != theirs[whole:]).any():
+            return False
+        for side in (ours, theirs) if sides[0].size > RESIDENT_BYTES else ():
+            release_pages(side)
+    return True
+
+
+def _begin_small(words: Array) -> Iterator[Array]:
+    """1-D pieces of a C-contiguous array: one of a page or so, since most often it decides, then of 512 KiB."""
+    flat, start, size = words.reshape(-1), 0, FIRST_BYTES // words.itemsize
+    while start < flat.size:
+        yield flat[start : start + size]
+        start, size = start + size, BLOCK_BYTES // words.itemsize
 
 
 def _describe(item: Item) -> TensorRecord:
@@ -68,22 +132,22 @@ def _describe(item: Item) -> TensorRecord:
 def _describe_tensor(item: Item, load: Callable[[], Tensor]) -> TensorRecord:
     tensor = load()
     words = tensor.words
-    digest = digest_words(words, release_pages if words.nbytes > RESIDENT_BYTES else None)
-    release_pages(words)
-    return _LoadedRecord.make(
-        load,
-        key=item.key,
-        dtype=tensor.dtype,
-        shape=words.shape,
-        stride=_contiguous(words.shape),
-        layout="strided",
-        device="",
-        requires_grad=item.requires_grad,
-        order=item.order,
-        tier=Tier.FULL,
-        digest=digest,
-        nbytes=words.nbytes,
-    )
+    known = {
+        "key": item.key,
+        "dtype": tensor.dtype,
+        "shape": words.shape,
+        "stride": _contiguous(words.shape),
+        "layout": "strided",
+        "device": "",
+        "requires_grad": item.requires_grad,
+        "order": item.order,
+        "tier": Tier.FULL,
+        "nbytes": words.nbytes,
+    }
+    record = _LoadedRecord.make(load, **known)
+    if find_mapping(words) is None:  # unpacked or rearranged: worth a hash while it is at hand
+        record.__dict__["digest"] = digest_words(words)
+    return record
 
 
 def _itemsize(dtype: str) -> int:
