@@ -295,6 +295,7 @@ def _compare(
             reading=reading,
             journal=journal,
             time_budget=arguments.time_budget,
+            error_maps=bool(arguments.json or arguments.output),  # the first screen has none
         )
 
 

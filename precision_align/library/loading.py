@@ -69,7 +69,20 @@ def _fits(pattern: str, name: str) -> bool:
     # most patterns are plain names, or begin as no name that is asked for: they need no regular expression
     if literal is not None and not target.startswith(literal[0]):
         return False
-    return target == pattern or fnmatch.fnmatchcase(target, pattern)
+    if "?" in pattern or "[" in pattern:
+        return fnmatch.fnmatchcase(target, pattern)
+    first, *rest = pattern.split("*")
+    return _has_in_order(target[len(first) :], rest) if rest else target == first
+
+
+def _has_in_order(text: str, parts: Sequence[str]) -> bool:
+    """Whether a text ends with the last part and has the others before it, in order; they do not overlap."""
+    for part in parts[:-1]:
+        at = text.find(part)
+        if at < 0:
+            return False
+        text = text[at + len(part) :]
+    return text.endswith(parts[-1])
 
 
 def load_library(path: PathLike | None = None, names: Collection[str] | None = None) -> Library:

@@ -46,6 +46,7 @@ def compare(
     reading: Progress | None = None,
     journal: Journal | None = None,
     time_budget: float | None = None,
+    error_maps: bool = True,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -65,7 +66,7 @@ def compare(
     found, and has what an interrupted comparison of the same two sides found (see
     :func:`~precision_align.workflows.resuming.open_journal`). ``time_budget``: seconds after which no further call is
     begun; the most suspicious ones, by hashes, statistics and sketches, are judged first, and what was not judged is
-    listed and never called aligned.
+    listed and never called aligned. ``error_maps``: also show where the errors of a few places lie.
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -100,7 +101,7 @@ def compare(
         again=further,
         reference_again=theirs_further,
     )
-    findings = find_divergence(engine, known, progress)
+    findings = find_divergence(engine, known, progress, maps=error_maps)
     if merged is not None and theirs is not None:
         findings, ours = name_ranks(findings, engine, merged, theirs), merged
     report = finish(add_note(findings, lacking), theirs, ours, library)

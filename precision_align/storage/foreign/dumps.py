@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,29 @@ from precision_align.storage.lazies import LazyRecords
 from precision_align.storage.mapping import RESIDENT_BYTES, find_mapping, release_pages
 from precision_align.storage.views import DumpView, show
 
-# Pieces in which tensors are looked at until something is found: one page costs little more than one number, and two
-# pieces of the second size stay in a core's L2 cache.
+# What is looked at first: a page costs little more than one number. Then pieces of which two stay in a core's L2 cache.
 FIRST_BYTES = 4096
 BLOCK_BYTES = 1 << 19
+
+
+class _Latest:
+    """Reads tensors. The one that was read last stays mapped: most often it is asked for again at once."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Callable[[], Tensor], Tensor] | None = None
+
+    def read(self, load: Callable[[], Tensor]) -> Tensor:
+        """Raises Unreadable."""
+        kept = self._kept
+        if kept is not None and kept[0] is load:
+            return kept[1]
+        tensor = load()
+        self._kept = None if find_mapping(tensor.words) is None else (load, tensor)
+        return tensor
+
+    def forget(self) -> None:
+        """Let go of it."""
+        self._kept = None
 
 
 class _LoadedRecord(TensorRecord):
@@ -34,7 +53,12 @@ class _LoadedRecord(TensorRecord):
     @cached_property
     def statistics(self) -> Statistics | None:
         words = self._read()
-        return None if words is None else summarize(words, dtype_of(self.dtype))
+        if words is None:
+            return None
+        found = summarize(words, dtype_of(self.dtype))
+        if words.nbytes > RESIDENT_BYTES:
+            release_pages(words)
+        return found
 
     @cached_property
     def digest(self) -> bytes:
@@ -61,17 +85,29 @@ class _LoadedRecord(TensorRecord):
 
     @property
     def is_all_nan(self) -> bool:
+        return self.nbytes > 0 and self._look(np.isnan) and super().is_all_nan
+
+    @property
+    def is_all_zero(self) -> bool:
+        return self._look(lambda values: values == 0) and super().is_all_zero
+
+    @property
+    def is_constant(self) -> bool:
+        return self._look(lambda values: values == values[0]) and super().is_constant
+
+    def _look(self, test: Callable[[Array], Any]) -> bool:
+        """Whether a test holds of the first values; True where looking saves nothing."""
         words = None if "statistics" in self.__dict__ else self._read()
-        dtype = dtype_of(self.dtype)
         if words is None:
-            return super().is_all_nan
-        return words.size > 0 and all(np.isnan(magnitudes(block, dtype)).all() for block in _begin_small(words))
+            return True
+        values = magnitudes(words.reshape(-1)[: FIRST_BYTES // words.itemsize], dtype_of(self.dtype))
+        return bool(np.all(test(values))) if values.size else True
 
     def _read(self) -> Array | None:
         """The words once more; None where they cannot be read any more."""
         try:
             tensor: Tensor = self.__dict__["_load"]()
-        except Unreadable:  # it was, when the record was made
+        except Unreadable:  # it was not, when the record was made
             return None
         return tensor.words
 
@@ -85,32 +121,29 @@ class _LoadedRecord(TensorRecord):
 
 
 def are_same(left: Array, right: Array) -> bool:
-    """Whether two C-contiguous arrays of as many bytes have the same ones."""
+    """Whether two C-contiguous arrays of as many bytes have the same ones. The first page is looked at before the rest:
+    tensors that differ mostly differ there.
+    """
     sides = bytes_of(left), bytes_of(right)
-    for ours, theirs in zip(*map(_begin_small, sides)):
+    start, size = 0, FIRST_BYTES
+    while start < left.nbytes:
+        ours, theirs = (side[start : start + size] for side in sides)
         whole = ours.size // 8 * 8
         if (ours[:whole].view(np.uint64) != theirs[:whole].view(np.uint64)).any():
             return False
         if (ours[whole:] != theirs[whole:]).any():
             return False
-        for side in (ours, theirs) if sides[0].size > RESIDENT_BYTES else ():
+        for side in (ours, theirs) if left.nbytes > RESIDENT_BYTES else ():
             release_pages(side)
+        start, size = start + size, BLOCK_BYTES
     return True
 
 
-def _begin_small(words: Array) -> Iterator[Array]:
-    """1-D pieces of a C-contiguous array: one of a page or so, since most often it decides, then of 512 KiB."""
-    flat, start, size = words.reshape(-1), 0, FIRST_BYTES // words.itemsize
-    while start < flat.size:
-        yield flat[start : start + size]
-        start, size = start + size, BLOCK_BYTES // words.itemsize
-
-
-def _describe(item: Item) -> TensorRecord:
+def _describe(item: Item, latest: _Latest) -> TensorRecord:
     reason = item.reason
     if item.load is not None:
         try:
-            return _describe_tensor(item, item.load)
+            return _describe_tensor(item, partial(latest.read, item.load))
         except Unreadable as error:
             reason = str(error)
     return TensorRecord(
@@ -174,6 +207,7 @@ class ForeignDump(DumpView):
         latest = {str(item.key): item for item in items}
         ordered = sorted(latest.items(), key=lambda pair: (pair[1].key.rank, pair[1].key.step, pair[1].order))
         self._items = [item for _, item in ordered]
+        self._latest = _Latest()
         self._positions = {text: position for position, (text, _) in enumerate(ordered)}
         # each tensor is read once, when its record is first asked for; only the record is kept
         self._records = LazyRecords(len(ordered), self._build)
@@ -231,7 +265,7 @@ class ForeignDump(DumpView):
         return [info.rank for info in self._infos]
 
     def _build(self, position: int) -> TensorRecord:
-        return _describe(self._items[position])
+        return _describe(self._items[position], self._latest)
 
     def position(self, text: str) -> int:
         """The position in ``records`` of a key in its text form. Raises KeyError."""
@@ -243,12 +277,16 @@ class ForeignDump(DumpView):
         if load is None or record.tier is not Tier.FULL:
             return None
         try:
-            words = load().words
+            words = self._latest.read(load).words
         except Unreadable as error:
             raise DumpDamaged(f"{record.key} cannot be read any more: {error}") from error
         if (words.shape, words.nbytes) != (record.shape, record.nbytes):
             raise DumpDamaged(f"{record.key} changed while it was compared")
         return show(words)
+
+    def close(self) -> None:
+        """Let go of what is mapped; a later look-up maps it again."""
+        self._latest.forget()
 
     def stored_sketch(self, position: int) -> Array | None:
         """None: sketches are made of the tensors."""
