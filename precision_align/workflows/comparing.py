@@ -6,10 +6,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precision_align.alignment.layouts import Layouts, read_layouts
-from precision_align.alignment.merging import MergedDump
 from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
@@ -19,13 +17,15 @@ from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavai
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Role, Verdict
 from precision_align.divergence.locating import find_divergence
-from precision_align.divergence.ranks import name_ranks
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.foreign.dumps import ForeignDump
 from precision_align.storage.opening import open_side
 from precision_align.storage.redaction import require_one_secret
+
+if TYPE_CHECKING:
+    from precision_align.alignment.merging import MergedDump
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -103,6 +103,8 @@ def compare(
     )
     findings = find_divergence(engine, known, progress, maps=error_maps)
     if merged is not None and theirs is not None:
+        from precision_align.divergence.ranks import name_ranks
+
         findings, ours = name_ranks(findings, engine, merged, theirs), merged
     report = finish(add_note(findings, lacking), theirs, ours, library)
     code = name_code(replay)
@@ -137,6 +139,9 @@ def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> 
         if layout is not None:
             raise UsageError("a layout says how several ranks make up one: it needs a reference of a single device")
         return None
+    from precision_align.alignment.layouts import Layouts, read_layouts
+    from precision_align.alignment.merging import MergedDump
+
     layouts = layout if layout is None or isinstance(layout, Layouts) else read_layouts(layout)
     return MergedDump(candidate, reference, layouts)
 

@@ -19,7 +19,9 @@ from precision_align.storage.lazies import LazyRecords
 from precision_align.storage.mapping import RESIDENT_BYTES, find_mapping, release_pages
 from precision_align.storage.views import DumpView, show
 
-# What is looked at first: a page costs little more than one number. Then pieces of which two stay in a core's L2 cache.
+# Values of a tensor that its record keeps.
+FIRST = 16
+# How much of two tensors is compared at once: first a page, then pieces of which two stay in a core's L2 cache.
 FIRST_BYTES = 4096
 BLOCK_BYTES = 1 << 19
 
@@ -78,30 +80,27 @@ class _LoadedRecord(TensorRecord):
         return bool(known["_compared"][1])
 
     def _is_like(self, other: _LoadedRecord) -> bool:
-        if self.nbytes != other.nbytes:
+        if self.nbytes != other.nbytes or self.__dict__["_first"].tobytes() != other.__dict__["_first"].tobytes():
             return False
         words = self._read(), other._read()
         return words[0] is not None and words[1] is not None and are_same(words[0], words[1])
 
     @property
     def is_all_nan(self) -> bool:
-        return self.nbytes > 0 and self._look(np.isnan) and super().is_all_nan
+        return self.nbytes > 0 and bool(np.isnan(self._head).all()) and super().is_all_nan
 
     @property
     def is_all_zero(self) -> bool:
-        return self._look(lambda values: values == 0) and super().is_all_zero
+        return not self._head.any() and super().is_all_zero
 
     @property
     def is_constant(self) -> bool:
-        return self._look(lambda values: values == values[0]) and super().is_constant
+        return bool((self._head == self._head[:1]).all()) and super().is_constant
 
-    def _look(self, test: Callable[[Array], Any]) -> bool:
-        """Whether a test holds of the first values; True where looking saves nothing."""
-        words = None if "statistics" in self.__dict__ else self._read()
-        if words is None:
-            return True
-        values = magnitudes(words.reshape(-1)[: FIRST_BYTES // words.itemsize], dtype_of(self.dtype))
-        return bool(np.all(test(values))) if values.size else True
+    @property
+    def _head(self) -> Array:
+        """The first few values, which most often say no to all three."""
+        return magnitudes(self.__dict__["_first"], dtype_of(self.dtype))
 
     def _read(self) -> Array | None:
         """The words once more; None where they cannot be read any more."""
@@ -112,11 +111,14 @@ class _LoadedRecord(TensorRecord):
         return tensor.words
 
     @classmethod
-    def make(cls, load: Callable[[], Tensor], **fields: Any) -> TensorRecord:
-        """``load``: gives the tensor once more."""
+    def make(cls, load: Callable[[], Tensor], words: Array, **fields: Any) -> TensorRecord:
+        """``load``: gives the tensor once more; ``words``: it."""
         record = cls(**fields)
-        del record.__dict__["statistics"], record.__dict__["digest"]
-        record.__dict__["_load"] = load
+        known = record.__dict__
+        del known["statistics"], known["digest"]
+        known["_load"], known["_first"] = load, words.reshape(-1)[:FIRST].copy()
+        if find_mapping(words) is None:  # unpacked or rearranged: worth a hash while it is at hand
+            known["digest"] = digest_words(words)
         return record
 
 
@@ -165,22 +167,20 @@ def _describe(item: Item, latest: _Latest) -> TensorRecord:
 def _describe_tensor(item: Item, load: Callable[[], Tensor]) -> TensorRecord:
     tensor = load()
     words = tensor.words
-    known = {
-        "key": item.key,
-        "dtype": tensor.dtype,
-        "shape": words.shape,
-        "stride": _contiguous(words.shape),
-        "layout": "strided",
-        "device": "",
-        "requires_grad": item.requires_grad,
-        "order": item.order,
-        "tier": Tier.FULL,
-        "nbytes": words.nbytes,
-    }
-    record = _LoadedRecord.make(load, **known)
-    if find_mapping(words) is None:  # unpacked or rearranged: worth a hash while it is at hand
-        record.__dict__["digest"] = digest_words(words)
-    return record
+    return _LoadedRecord.make(
+        load,
+        words,
+        key=item.key,
+        dtype=tensor.dtype,
+        shape=words.shape,
+        stride=_contiguous(words.shape),
+        layout="strided",
+        device="",
+        requires_grad=item.requires_grad,
+        order=item.order,
+        tier=Tier.FULL,
+        nbytes=words.nbytes,
+    )
 
 
 def _itemsize(dtype: str) -> int:
