@@ -17,9 +17,8 @@ from precision_align.library.schema import read_rows
 
 _WILDCARDS = "*?[]"
 _LITERAL = re.compile(r"[^*?\[]*")
-# A row's patterns as files have them: the line that begins such a list, the whole list, and one pattern of it.
-_KEY = re.compile(r"^\s*(?:symbols|modules|calls)\b", re.MULTILINE)
-_LIST = re.compile(r"^(?:symbols|modules|calls) = \[([^\[\]'\\]*)\]$", re.MULTILINE)
+# A row's patterns as files have them: a list, in which nothing is found where it is of no usual form, and one of it.
+_LIST = re.compile(r"^[ \t]*(?:symbols|modules|calls)\b(?: = \[([^\[\]'\\]*)\]$)?", re.MULTILINE)
 _PATTERN = re.compile(r'"([^"\n]*)"')
 
 
@@ -156,7 +155,7 @@ def _parse(
 def _may_answer(text: str, names: Collection[str]) -> bool:
     """Whether a pattern in the text of a file fits one of the names; True where the text is not of the usual form."""
     lists = _LIST.findall(text)
-    if len(lists) != len(_KEY.findall(text)):
+    if not all(lists):
         return True
     whole = {*names, *(name.rpartition(".")[2] for name in names)}
     return any(
