@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ class Node:
         return {
             path: record
             for (own_phase, own_role, path), record in self.tensors.items()
-            if own_phase == phase and own_role == role
+            if own_phase is phase and own_role is role
         }
 
     @property
@@ -86,6 +87,7 @@ class Side:
     def __init__(self, dump: Dump, renames: Mapping[str, str] | None = None) -> None:
         self.dump = dump
         self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OTHER_SCOPES)]
+        self._left: tuple[tuple[int, int], Mapping[Owner, TensorRecord]] = (-1, -1), {}
         self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
         for call in dump.calls:
             if call.scope.startswith(OPTIMIZER_SCOPE):
@@ -203,6 +205,12 @@ class Side:
         found = dict(self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD))
         found.update(self._updates.get((rank, step), [])[: self.count_updates(rank, step, before)])
         return found
+
+    def parameters_left(self, rank: int, step: int) -> Mapping[Owner, TensorRecord]:
+        """(aligned owner scope, name) -> parameter as a step left it. That of one step is kept: many ask for each."""
+        if self._left[0] != (rank, step):
+            self._left = (rank, step), self.parameters_at(rank, step, sys.maxsize)
+        return self._left[1]
 
     def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> Mapping[Owner, TensorRecord]:
         """(aligned owner scope, name) -> record of parameters, buffers, gradients or optimizer state at a step."""

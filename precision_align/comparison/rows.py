@@ -30,6 +30,9 @@ class Blame:
     source: str = ""
 
 
+# Of most records of two long runs: one for all.
+NO_METRICS: Mapping[str, float] = {}
+
 # What is said of a result that passes its replay and differs from the reference's on bit-equal inputs all the same.
 ILL_CONDITIONED = "though rounding shows much on these inputs: an ill-conditioned place"
 
@@ -76,7 +79,7 @@ def make_row(
         op=blame.op,
         status=status,
         evidence=evidence,
-        metrics=dict(metrics or {}),
+        metrics=dict(metrics) if metrics else NO_METRICS,
         limit=limit,
         note=note,
         nbytes=record.nbytes,

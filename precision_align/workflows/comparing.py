@@ -241,9 +241,9 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 def list_dtypes(dump: Dump) -> dict[str, list[str]]:
     """Role -> the dtypes of its tensors, of parameters, gradients and outputs."""
     found: dict[str, dict[str, None]] = {str(role): {} for role in (Role.PARAMETER, Role.OUTPUT, Role.GRADIENT)}
-    for record in dump.records:
-        if record.key.role in found:
-            found[record.key.role][record.dtype] = None
+    for role, dtype in {(record.key.role, record.dtype) for record in dump.records}:
+        if role in found:
+            found[role][dtype] = None
     return {role: sorted(dtypes) for role, dtypes in found.items() if dtypes}
 
 
