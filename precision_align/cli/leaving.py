@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import NoReturn
 
 from precision_align.cli.app import main
@@ -27,8 +28,6 @@ def leave(status: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):  # main has told of what could not be written
             stream.flush()
-        except (OSError, ValueError):  # main has told of what could not be written
-            pass
     os._exit(status)

@@ -79,10 +79,10 @@ class ForwardJudge:
         partner = self._alignment.pairs.get(node)
         if partner is None or node.call.error or partner.call.error:
             return []
-        ours, theirs = node.outputs.keys(), partner.outputs.keys()
-        if ours == theirs:
+        paths = node.outputs.keys(), partner.outputs.keys()
+        if paths[0] == paths[1]:
             return []
-        ours, theirs = ({path for path in paths if not path.startswith("written.")} for paths in (ours, theirs))
+        ours, theirs = ({path for path in side if not path.startswith("written.")} for side in paths)
         if ours == theirs or not (ours and theirs):
             return []
         lost, more = sorted(theirs - ours), sorted(ours - theirs)

@@ -137,9 +137,7 @@ def _is_finite(gap: Gap, side: str) -> bool | None:
     return not any(gap.metrics.get(f"raw_{kind}_{side}") for kind in ("nan", "inf"))
 
 
-def _relate(
-    side: Side, total: TensorRecord, shares: list[TensorRecord], finite: bool | None = None
-) -> Relation | None:
+def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord], finite: bool | None = None) -> Relation | None:
     """None where something is not stored. ``finite``: whether all values of the total are, where that is known."""
     known = _relate_by_summary(total, shares, finite)
     if known is not None:

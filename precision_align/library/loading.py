@@ -88,8 +88,8 @@ def load_library(path: PathLike | None = None, names: Collection[str] | None = N
     """Read the bundled library, or the folder at ``path``.
 
     ``names``: what will be looked up; the files that have nothing of that name are not parsed, which takes most of the
-    time, and not checked. Raises RuleError with every problem of every file, UsageError where there is no library, Unavailable where there is
-    no TOML reader.
+    time, and not checked. Raises RuleError with every problem of every file, UsageError where there is no library,
+    Unavailable where there is no TOML reader.
     """
     folders = find_folders(path)
     rows, problems = read_all(folders, names)

@@ -12,13 +12,14 @@ from typing import NamedTuple, Optional
 LIST = "data.pkl"
 _MAX_LIST = 1 << 30
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of an entry: signature, lengths of its name and of what follows that
-_CENTRAL = struct.Struct("<4s4xHH4xLLLHHHH6xL")
+_CENTRAL = struct.Struct("<4s2xBxHH4xLLLHHHH6xL")
 _END = struct.Struct("<4sHHHHLLH")
 # Torch writes the records of large archives into small ones, too: between the directory and the end.
 _LARGE_RECORDS = 76
 _UNKNOWN = 0xFFFFFFFF  # the number stands in a record of large archives
 _NOT_PLAIN = 0x1 | 0x20 | 0x40  # flags: encrypted, a patch, strongly encrypted
 _UTF8 = 0x800
+_VERSION = 63  # of the format, times 10: the last that zipfile knows
 # One tensor's archive has a directory of 0.8 KB, and begins with its list of tensors, of 0.3 KB.
 _READ = 4096
 
@@ -104,13 +105,13 @@ def _read_directory(tail: bytes, place: int) -> dict[str, Entry]:
         return {}
     entries: dict[str, Entry] = {}
     while at <= stop - _CENTRAL.size:
-        signature, flags, method, crc, packed, nbytes, *lengths, disk, header = _CENTRAL.unpack_from(tail, at)
+        signature, version, flags, method, crc, packed, nbytes, *lengths, disk, header = _CENTRAL.unpack_from(tail, at)
         at += _CENTRAL.size
         name = tail[at : at + lengths[0]].decode("utf-8" if flags & _UTF8 else "ascii")
         at += sum(lengths)
-        if signature != b"PK\1\2" or flags & _NOT_PLAIN or method or packed != nbytes or disk or "\0" in name:
+        if signature != b"PK\1\2" or version > _VERSION or flags & _NOT_PLAIN or method or disk or "\0" in name:
             return {}
-        if _UNKNOWN in (nbytes, header):
+        if packed != nbytes or _UNKNOWN in (nbytes, header):
             return {}
         entries[name] = Entry(header, nbytes, crc, False)
     return entries if at == stop and len(entries) == count else {}
