@@ -1,8 +1,6 @@
 """``python -m precision_align``: the command line where the script is not on PATH."""
 
-import sys
-
-from precision_align.cli.app import main
+from precision_align.cli.leaving import run_program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program()

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,10 +27,15 @@ FLOOR = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """One module in the first compared step: ``node``: its first call; ``weights``: hashes of its own parameters."""
+    """One module in the first compared step: ``node``: its first call; ``parameters``: its own."""
 
     node: Node
-    weights: frozenset[bytes]
+    parameters: Sequence[TensorRecord]
+
+    @cached_property
+    def weights(self) -> frozenset[bytes]:
+        """Hashes of its parameters but for single numbers, which many modules may have."""
+        return frozenset(one.digest for one in self.parameters if one.is_hashed and math.prod(one.shape) > 1)
 
     @property
     def scope(self) -> str:
@@ -59,14 +65,13 @@ class Profile:
 
 def profile(side: Side, unit: Unit) -> dict[str, Profile]:
     """Every module called in a micro-batch, by aligned scope, in the order of its first call."""
-    weights: dict[str, set[bytes]] = defaultdict(set)
+    owned: dict[str, list[TensorRecord]] = defaultdict(list)
     for (scope, _), record in side.select_state(unit.rank, unit.step, Role.PARAMETER, Phase.FORWARD).items():
-        if record.digest and math.prod(record.shape) > 1:
-            weights[scope].add(record.digest)
+        owned[scope].append(record)
     nodes = sorted((node for node in side.nodes if node.unit == unit), key=lambda node: node.call.enter)
     found: dict[str, Profile] = {}
     for node in nodes:
-        found.setdefault(node.scope, Profile(node, frozenset(weights[node.scope])))
+        found.setdefault(node.scope, Profile(node, owned[node.scope]))
     return found
 
 
@@ -115,7 +120,7 @@ class Likeness:
         if not one.may_be(other):
             return math.inf
         records = next(iter(one.node.outputs.values())), next(iter(other.node.outputs.values()))
-        if records[0].digest and records[0].digest == records[1].digest:
+        if records[0].is_hashed and records[0].has_hash_of(records[1]):
             return 0.0
         left, right = (self._read(number, record) for number, record in enumerate(records))
         if left is None or right is None:

@@ -51,6 +51,9 @@ class Alignment:
 
     def _pair_rank(self, reference: Side, ours: list[Unit], theirs: list[Unit]) -> None:
         """By number, unless what the model was fed says that one side is shifted."""
+        if ours == theirs and len(ours) == 1:
+            self.units[ours[0]] = theirs[0]
+            return
         prints = {unit: collect_fingerprints(self.candidate.roots[unit]) for unit in ours}
         other_prints = {unit: collect_fingerprints(reference.roots[unit]) for unit in theirs}
         known = set(theirs)
@@ -139,7 +142,9 @@ def fill_gaps(anchors: Sequence[tuple[int, int]], left: int, right: int) -> list
 
 def pair_equal_counts(nodes: Sequence[Node], others: Sequence[Node]) -> dict[Node, Node]:
     """By content where both sides have the same inputs in another order, the rest by number."""
-    pairs = {node: other for node, other in zip(nodes, others) if node.fingerprint == other.fingerprint}
+    if len(nodes) == 1:
+        return {nodes[0]: others[0]}
+    pairs = {node: other for node, other in zip(nodes, others) if node.is_fed_like(other)}
     if len(pairs) == len(nodes):
         return pairs
     taken = set(pairs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ class Node:
         return {
             path: record
             for (own_phase, own_role, path), record in self.tensors.items()
-            if own_phase == phase and own_role == role
+            if own_phase is phase and own_role is role
         }
 
     @property
@@ -69,7 +70,12 @@ class Node:
     @property
     def fingerprint(self) -> tuple[tuple[str, bytes], ...]:
         """What went in, as hashes: two calls that got the same tensors have the same."""
-        return tuple((path, record.digest) for path, record in sorted(self.inputs.items()) if record.digest)
+        return tuple((path, record.digest) for path, record in sorted(self.inputs.items()) if record.is_hashed)
+
+    def is_fed_like(self, other: Node) -> bool:
+        """Whether both have one fingerprint, which need not be made for this."""
+        ours, theirs = ({path: one for path, one in node.inputs.items() if one.is_hashed} for node in (self, other))
+        return ours.keys() == theirs.keys() and all(one.has_hash_of(theirs[path]) for path, one in ours.items())
 
 
 class Side:
@@ -81,6 +87,7 @@ class Side:
     def __init__(self, dump: Dump, renames: Mapping[str, str] | None = None) -> None:
         self.dump = dump
         self.calls: Sequence[Call] = [call for call in dump.calls if not call.scope.startswith(OTHER_SCOPES)]
+        self._left: tuple[tuple[int, int], Mapping[Owner, TensorRecord]] = (-1, -1), {}
         self.steps: dict[tuple[int, int], list[Call]] = defaultdict(list)
         for call in dump.calls:
             if call.scope.startswith(OPTIMIZER_SCOPE):
@@ -133,19 +140,20 @@ class Side:
 
     def _find_working(self) -> set[str]:
         """Scopes whose outputs are not just what a module they called returned: no mere wrappers."""
-        returned: dict[tuple[int, int, int], set[bytes]] = defaultdict(set)
-        outputs: dict[tuple[int, int, int], set[bytes]] = {}
+        returned: dict[tuple[int, int, int], list[TensorRecord]] = defaultdict(list)
+        outputs: dict[tuple[int, int, int], list[TensorRecord]] = {}
         for call in self.calls:
             tensors = self.select_call(call)
-            own = {r.digest for place, r in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)}
+            own = [record for place, record in tensors.items() if place[:2] == (Phase.FORWARD, Role.OUTPUT)]
             outputs[call.rank, call.step, call.identity] = own
-            returned[call.rank, call.step, call.parent] |= own
-        return {
-            call.scope
-            for call in self.calls
-            if call.pass_ == Pass.FIRST
-            and not outputs[call.rank, call.step, call.identity] <= returned[call.rank, call.step, call.identity]
-        }
+            returned[call.rank, call.step, call.parent] += own
+        working = set()
+        for call in self.calls:
+            place = call.rank, call.step, call.identity
+            passed_on = (any(one.has_hash_of(other) for other in returned[place]) for one in outputs[place])
+            if call.pass_ == Pass.FIRST and call.scope not in working and not all(passed_on):
+                working.add(call.scope)
+        return working
 
     def _link(self) -> list[Node]:
         """Nodes in exit order; a wrapper's shell is skipped and its children handed to its caller."""
@@ -197,6 +205,12 @@ class Side:
         found = dict(self.select_state(rank, step, Role.PARAMETER, Phase.FORWARD))
         found.update(self._updates.get((rank, step), [])[: self.count_updates(rank, step, before)])
         return found
+
+    def parameters_left(self, rank: int, step: int) -> Mapping[Owner, TensorRecord]:
+        """(aligned owner scope, name) -> parameter as a step left it. That of one step is kept: many ask for each."""
+        if self._left[0] != (rank, step):
+            self._left = (rank, step), self.parameters_at(rank, step, sys.maxsize)
+        return self._left[1]
 
     def select_state(self, rank: int, step: int, role: Role, phase: Phase) -> Mapping[Owner, TensorRecord]:
         """(aligned owner scope, name) -> record of parameters, buffers, gradients or optimizer state at a step."""

@@ -118,10 +118,10 @@ class BackwardJudge:
     def _rows_unused(self, node: Node) -> list[RecordResult]:
         """Parameters that a call's own code gives no gradient, although one comes back to its output."""
         partner = self._alignment.pairs.get(node)
-        orders = [record.order for path, record in node.gradients.items() if path.partition(".")[0] == "output"]
-        if partner is None or not orders:
+        ours = {} if partner is None else node.gradients
+        if partner is None or not any(path.partition(".")[0] == "output" for path in ours):
             return []
-        last = max(record.order for record in node.gradients.values())
+        last = max(record.order for record in ours.values())
         return [
             make_row(
                 record,
@@ -132,18 +132,19 @@ class BackwardJudge:
                 order=last,
             )
             for path, record in partner.gradients.items()
-            if path.startswith("parameter.") and path not in node.gradients
+            if path.startswith("parameter.") and path not in ours
         ]
 
     def _lack(self, node: Node) -> list[tuple[Node, TensorRecord, str]]:
         partner = self._alignment.pairs.get(node)
-        if partner is None:
+        if partner is None or not node.call.grad_enabled:
             return []
+        ours = node.gradients
         where = f"{node.scope or 'the root'} (call {node.number})"
         found = []
         for path, record in partner.gradients.items():
             kind, _, place = path.partition(".")
-            if path in node.gradients or not node.call.grad_enabled:
+            if path in ours:
                 continue
             if kind == "output" and place in node.outputs and not _is_callers(partner, path):
                 found.append((node, record, f"no gradient comes back to the output of {where}: detached, or not used"))

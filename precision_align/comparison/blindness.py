@@ -69,8 +69,9 @@ def _find_masks(side: Side) -> Iterator[Hidden]:
     for node in side.nodes:
         names = _name_inputs(node)
         for path, record in node.inputs.items():
-            known, name = record.statistics, names.get(path, path)
-            if known is None or known.numel < 2 or not (record.dtype == "bool" or _MASK.search(name)):
+            name = names.get(path, path)
+            known = record.statistics if record.dtype == "bool" or _MASK.search(name) else None
+            if known is None or known.numel < 2:
                 continue
             spread[name] = spread.get(name, False) or known.minimum != known.maximum
     for name, varies in spread.items():
@@ -104,10 +105,10 @@ def _get_number(node: Node, name: str) -> Any:
 def _find_constant(side: Side) -> Iterator[Hidden]:
     for node in side.nodes:
         for path, record in node.inputs.items():
-            known = record.statistics
-            if known is None or known.numel < MANY or not dtype_of(record.dtype).is_floating or _MASK.search(path):
+            if math.prod(record.shape) < MANY or not dtype_of(record.dtype).is_floating or _MASK.search(path):
                 continue
-            if known.minimum == known.maximum and known.nan + known.inf == 0:
+            known = record.statistics if record.is_constant else None
+            if known is not None:
                 where = f"{path} of {node.scope or 'the model'}"
                 yield f"values in wrong places: {where} is {known.minimum:g} everywhere", "values that all differ"
                 return
@@ -197,11 +198,11 @@ def _find_identity(side: Side) -> Iterator[Hidden]:
     for unit in side.units:
         state = side.select_state(unit.rank, unit.step, Role.PARAMETER, Phase.FORWARD)
         for (scope, name), record in state.items():
-            known = record.statistics
-            if scope not in norms or known is None:
+            known = record.statistics if scope in norms and plain is not False else None
+            if known is None:
                 continue
             neutral = 1.0 if name == "weight" else 0.0
-            plain = (plain is not False) and known.minimum == known.maximum == neutral
+            plain = known.minimum == known.maximum == neutral
     if plain:
         yield (
             "weights and biases of norms that are not applied: all are 1 and 0 as initialised",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from precision_align.alignment.side import Side
-from precision_align.comparison.collectives import Judged, judge_exchange
 from precision_align.comparison.exchanges import Exchange, Share, match_exchanges
 from precision_align.comparison.rows import Blame, make_row
 from precision_align.core.dtypes import dtype_of
@@ -19,13 +19,21 @@ from precision_align.core.terms import Phase, Site
 from precision_align.numerics.limits import raw_limit
 from precision_align.storage.base import Dump
 
+if TYPE_CHECKING:
+    from precision_align.comparison.collectives import Judged
+
 EVIDENCE = "ranks"  # of a row: a collective's output against what all ranks gave
 
 
 def judge_collectives(dump: Dump, side: Side, rank: int | None = None) -> list[RecordResult]:
     """A row for each collective of a dump; ``rank``: under which they are filed where ranks were merged into one."""
+    exchanges = match_exchanges(dump)
+    if not exchanges:
+        return []
+    from precision_align.comparison.collectives import judge_exchange
+
     rows = []
-    for exchange in match_exchanges(dump):
+    for exchange in exchanges:
         judged = judge_exchange(dump, exchange)
         record = judged.record or next(iter(exchange.first.outputs or exchange.first.inputs), None)
         if record is not None:

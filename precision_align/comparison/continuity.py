@@ -34,7 +34,7 @@ def find_left(side: Side, rank: int, step: int, owner: Owner) -> TensorRecord | 
     """A parameter as the step before left it; None where that step or its optimizer was not recorded."""
     if not side.count_updates(rank, step - 1, sys.maxsize):
         return None
-    return side.parameters_at(rank, step - 1, sys.maxsize).get(owner)
+    return side.parameters_left(rank, step - 1).get(owner)
 
 
 def _judge_buffers(reference: Side, candidate: Side, rank: int, step: int, partner: int) -> Iterator[RecordResult]:

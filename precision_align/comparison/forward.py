@@ -79,7 +79,10 @@ class ForwardJudge:
         partner = self._alignment.pairs.get(node)
         if partner is None or node.call.error or partner.call.error:
             return []
-        ours, theirs = ({path for path in one.outputs if not path.startswith("written.")} for one in (node, partner))
+        paths = node.outputs.keys(), partner.outputs.keys()
+        if paths[0] == paths[1]:
+            return []
+        ours, theirs = ({path for path in side if not path.startswith("written.")} for side in paths)
         if ours == theirs or not (ours and theirs):
             return []
         lost, more = sorted(theirs - ours), sorted(ours - theirs)
@@ -99,10 +102,11 @@ class ForwardJudge:
         rows = []
         for index, child in enumerate(node.children):
             partner = self._alignment.pairs.get(child)
-            theirs = {} if partner is None else partner.inputs
-            lost = [path for path in theirs if path not in child.inputs]
-            more = [path for path in child.inputs if path not in theirs]
-            if len(lost) <= len(more) or not child.inputs:
+            ours, theirs = child.inputs, {} if partner is None else partner.inputs
+            if not ours or ours.keys() == theirs.keys():
+                continue
+            lost = [path for path in theirs if path not in ours]
+            if len(lost) <= sum(path not in theirs for path in ours):
                 continue
             where, names = child.scope or "the model", ", ".join(map(repr, lost))
             note = f"the candidate gives no tensor {names} to {where}, the reference does"
@@ -117,10 +121,12 @@ class ForwardJudge:
         partner = self._alignment.pairs.get(node)
         if partner is None or node.call.error or partner.call.error:
             return
-        for path, changed in partner.buffers.items():
+        changes = partner.buffers
+        ours = node.buffers if changes else {}
+        for path, changed in changes.items():
             moment, _, name = path.partition(".")
-            left = node.buffers.get(f"before.{name}")
-            if moment != "after" or path in node.buffers or left is None or self._raw.gap(left, changed).close:
+            left = ours.get(f"before.{name}")
+            if moment != "after" or path in ours or left is None or self._raw.gap(left, changed).close:
                 continue
             fed = self._pair_records([*node.inputs.values(), left])
             status = Status.FAIL if self._raw.are_close(fed) else Status.WARN

@@ -6,6 +6,7 @@ else. Both passes ran on one machine, so that anything beyond the raw limit is a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from precision_align.alignment.side import Place, Side
@@ -24,11 +25,15 @@ class RecomputationJudge:
     def __init__(self, candidate: Side) -> None:
         self._side = candidate
         self._raw = RawComparer(candidate.dump, candidate.dump)
-        self._calls = {(call.rank, call.step, call.identity): call for call in candidate.calls}
+        self._calls: dict[tuple[int, int, int], Call] = {}
+        self._by_step: dict[tuple[int, int], list[Call]] = defaultdict(list)
+        for call in candidate.calls if candidate.recomputed else ():
+            self._calls[call.rank, call.step, call.identity] = call
+            self._by_step[call.rank, call.step].append(call)
 
     def judge(self, rank: int, step: int) -> list[RecordResult]:
         """Rows for all tensors of recomputed calls; the first that differs is the fault, later ones come of it."""
-        calls = [call for call in self._side.calls if (call.rank, call.step) == (rank, step)]
+        calls = self._by_step.get((rank, step), [])
         first: dict[tuple[int, str], list[Call]] = {}
         for call in calls:
             if call.pass_ == Pass.FIRST:

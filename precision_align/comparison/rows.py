@@ -30,6 +30,9 @@ class Blame:
     source: str = ""
 
 
+# Of most records of two long runs: one for all.
+NO_METRICS: Mapping[str, float] = {}
+
 # What is said of a result that passes its replay and differs from the reference's on bit-equal inputs all the same.
 ILL_CONDITIONED = "though rounding shows much on these inputs: an ill-conditioned place"
 
@@ -60,7 +63,7 @@ def make_row(
 ) -> RecordResult:
     """One result row. Where every value is NaN nothing was compared: such a record never passes."""
     key = record.key
-    if status == Status.PASS and _is_all_nan(record):
+    if status == Status.PASS and record.is_all_nan:
         status, evidence, note = Status.INCONCLUSIVE, "", f"every value is NaN on both sides; {note}"
     return RecordResult(
         key=str(key),
@@ -76,18 +79,13 @@ def make_row(
         op=blame.op,
         status=status,
         evidence=evidence,
-        metrics=dict(metrics or {}),
+        metrics=dict(metrics) if metrics else NO_METRICS,
         limit=limit,
         note=note,
         nbytes=record.nbytes,
         order=record.order if order is None else order,
         source=blame.source,
     )
-
-
-def _is_all_nan(record: TensorRecord) -> bool:
-    known = record.statistics
-    return known is not None and known.numel > 0 and known.nan == known.numel
 
 
 def row_from_judgement(

@@ -60,11 +60,12 @@ class TotalJudge:
                 _row_in_time(record, owner, self._raw.gap(record, theirs.get(owner))) for owner, record in ours.items()
             ]
         for owner, record in ours.items():
-            relation = _relate(self._candidate, record, shares.get(owner, []))
             other = theirs.get(owner)
+            gap = self._raw.gap(record, other)
+            relation = _relate(self._candidate, record, shares.get(owner, []), _is_finite(gap, "actual"))
             expected = None
             if other is not None and reference is not None:
-                expected = _relate(reference, other, other_shares.get(owner, []))
+                expected = _relate(reference, other, other_shares.get(owner, []), _is_finite(gap, "expected"))
             if other is not None and bool(shares.get(owner)) != bool(other_shares.get(owner)):
                 relation = expected = None  # the module itself is not called on one side: its code was replaced
             relations[owner] = relation, expected
@@ -127,9 +128,18 @@ def find_expected(candidate: Side, at: tuple[int, int], reference: Side, partner
     return np.asarray(sum(parts[1:], parts[0]) * relation.factor)
 
 
-def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
-    """None where something is not stored."""
-    known = _relate_by_summary(total, shares)
+def _is_finite(gap: Gap, side: str) -> bool | None:
+    """Whether all values of a total are finite, as far as its gap says; of one that is bit-equal to the other side's
+    nobody will ask.
+    """
+    if gap.how != "payload":
+        return True if gap.equal else None
+    return not any(gap.metrics.get(f"raw_{kind}_{side}") for kind in ("nan", "inf"))
+
+
+def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord], finite: bool | None = None) -> Relation | None:
+    """None where something is not stored. ``finite``: whether all values of the total are, where that is known."""
+    known = _relate_by_summary(total, shares, finite)
     if known is not None:
         return known
     if any(share.shape != total.shape for share in shares):
@@ -141,14 +151,16 @@ def _relate(side: Side, total: TensorRecord, shares: list[TensorRecord]) -> Rela
     return relate_to_sum(words, parts, SUM_UNITS * dtype_of(total.dtype).roundoff)
 
 
-def _relate_by_summary(total: TensorRecord, shares: list[TensorRecord]) -> Relation | None:
+def _relate_by_summary(total: TensorRecord, shares: list[TensorRecord], finite: bool | None) -> Relation | None:
     """What hash and statistics alone say, so that nothing has to be read: of one share, or of none."""
-    known = total.statistics
-    if known is None or known.nan + known.inf or len(shares) > 1:
+    if len(shares) > 1 or (shares and not is_equal(total, shares[0])):
         return None
-    if shares:
-        return Relation(True, 1.0) if is_equal(total, shares[0]) else None
-    return Relation(True, 1.0) if known.zero == known.numel else Relation(False, None)
+    if finite is None:
+        known = total.statistics
+        finite = known is not None and not known.nan + known.inf
+    if not finite:
+        return None
+    return Relation(True, 1.0) if shares or total.is_all_zero else Relation(False, None)
 
 
 def _judge_total(

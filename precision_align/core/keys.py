@@ -92,8 +92,10 @@ class Key:
         parts = text.split("/")
         if len(parts) != NUM_PARTS:
             raise ValueError(f"not a key: {text!r} has {len(parts)} parts, a key has {NUM_PARTS}")
-        step, micro, rank, source, scope, call, pass_, op, ordinal, phase, role, path = map(unescape, parts)
-        return cls(
+        if "%" in text:
+            parts = [unescape(part) for part in parts]
+        step, micro, rank, source, scope, call, pass_, op, ordinal, phase, role, path = parts
+        key = cls(
             int(step),
             int(micro),
             int(rank),
@@ -107,3 +109,7 @@ class Key:
             _term(Role, role),
             path,
         )
+        joined = key._join()
+        # the reader's own text where that is the text form: then there is one of it in memory
+        key.__dict__["_text"] = text if text == joined else joined
+        return key

@@ -70,6 +70,36 @@ class TensorRecord:
     reason: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether there is a hash to hold others against."""
+        return bool(self.digest)
+
+    def has_hash_of(self, other: TensorRecord) -> bool:
+        """Whether both have the same bytes in C order, by their hashes; two without one count as the same."""
+        return self.digest == other.digest
+
+    # Three facts that one look at a few values most often denies: a record that makes its statistics when they are
+    # asked for finds these without. All are False where nothing is known.
+
+    @property
+    def is_all_nan(self) -> bool:
+        """Whether there are values and none of them is a number."""
+        known = self.statistics
+        return known is not None and known.numel > 0 and known.nan == known.numel
+
+    @property
+    def is_all_zero(self) -> bool:
+        """Whether every value is zero."""
+        known = self.statistics
+        return known is not None and known.zero == known.numel
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are one finite number."""
+        known = self.statistics
+        return known is not None and known.minimum == known.maximum and known.nan + known.inf == 0
+
 
 @dataclass(frozen=True)
 class Call:

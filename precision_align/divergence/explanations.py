@@ -263,7 +263,7 @@ def _see_grid(actual: Array, golden: Array, dtype: str) -> Iterator[Explanation]
     if dtype not in ("float32", "float64"):
         return
     same = np.isfinite(actual) & (actual != 0)
-    if np.unique(actual[same]).size < VARIED:
+    if np.count_nonzero(np.diff(np.sort(actual[same]))) < VARIED - 1:  # np.unique would import numpy.ma first
         return
     for name in ("bfloat16", "float16"):
         own = float(np.mean((_round(actual, name) != actual)[same])) if same.any() else 1.0

@@ -39,8 +39,10 @@ _POWERS = {
 _UNJUDGED = (Status.INCONCLUSIVE, Status.MISSING)
 
 
-def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progress | None = None) -> Findings:
-    """Run a comparison, name its first divergence, explain it and map its error and that of a few others."""
+def find_divergence(
+    engine: Engine, rules: Rules | None = None, progress: Progress | None = None, *, maps: bool = True
+) -> Findings:
+    """Run a comparison, name its first divergence, explain it and map its error and that of a few others (``maps``)."""
     findings = locate(engine.run(progress), rules)
     frontier = [_name_own(engine, found) for found in findings.frontier]
     if findings.first is None:
@@ -51,9 +53,9 @@ def find_divergence(engine: Engine, rules: Rules | None = None, progress: Progre
         first = first if again is None else explain_first(engine, first, again)
     except Exception as error:  # variants of the user's own code run in there: the verdict stands without a guess
         notes = [*notes, f"the cause was not searched: {type(error).__name__}: {str(error)[:160]}"]
-    maps = map_places(engine, frontier, again)
+    found = map_places(engine, frontier, again) if maps else []
     first = engine.operations.name(first)
-    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes, error_maps=maps)
+    return replace(findings, first=first, frontier=[first, *frontier[1:]], notes=notes, error_maps=found)
 
 
 def _name_own(engine: Engine, found: Divergence) -> Divergence:

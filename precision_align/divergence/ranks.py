@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precision_align.alignment.merging import MergedDump
 from precision_align.comparison.engine import Engine
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
@@ -14,6 +14,9 @@ from precision_align.core.keys import Key
 from precision_align.core.results import Divergence, Findings
 from precision_align.core.terms import Source
 from precision_align.storage.base import Dump
+
+if TYPE_CHECKING:
+    from precision_align.alignment.merging import MergedDump
 
 EQUAL, ALONE, WORST = "equal on all ranks", " on rank ", "is furthest off, its replicas differ"
 _ALONE = 4.0  # times the error of every other rank: then this one has the fault; noise of equal shards stays below two

@@ -12,10 +12,12 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from precision_align.core.errors import RuleError, Unavailable, UsageError
-from precision_align.library.cases import Compute, Operator, check_operator
+
+if TYPE_CHECKING:
+    from precision_align.library.cases import Compute, Operator
 
 PathLike = Union[str, Path]
 FAULTS = (Exception, SystemExit)  # what a user's code may do to us; sys.exit() in it must not end as "passed"
@@ -69,6 +71,8 @@ def _find_bundled() -> Folders:
 
 def load_operator(folders: Folders, name: str) -> Operator:
     """Run ``<name>/cases.py`` and attach its golden function. Raises RuleError."""
+    from precision_align.library.cases import check_operator
+
     file = folders.cases / name / "cases.py"
     if not file.is_file():
         raise RuleError(f"{file} does not exist: operator {name!r} has no cases yet")

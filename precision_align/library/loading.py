@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,9 @@ from precision_align.library.schema import read_rows
 
 _WILDCARDS = "*?[]"
 _LITERAL = re.compile(r"[^*?\[]*")
+# A row's patterns as files have them: a list, in which nothing is found where it is of no usual form, and one of it.
+_LIST = re.compile(r"^[ \t]*(?:symbols|modules|calls)\b(?: = \[([^\[\]'\\]*)\]$)?", re.MULTILINE)
+_PATTERN = re.compile(r'"([^"\n]*)"')
 
 
 @dataclass(frozen=True)
@@ -65,30 +68,47 @@ def _fits(pattern: str, name: str) -> bool:
     # most patterns are plain names, or begin as no name that is asked for: they need no regular expression
     if literal is not None and not target.startswith(literal[0]):
         return False
-    return target == pattern or fnmatch.fnmatchcase(target, pattern)
+    if "?" in pattern or "[" in pattern:
+        return fnmatch.fnmatchcase(target, pattern)
+    first, *rest = pattern.split("*")
+    return _has_in_order(target[len(first) :], rest) if rest else target == first
 
 
-def load_library(path: PathLike | None = None) -> Library:
+def _has_in_order(text: str, parts: Sequence[str]) -> bool:
+    """Whether a text ends with the last part and has the others before it, in order; they do not overlap."""
+    for part in parts[:-1]:
+        at = text.find(part)
+        if at < 0:
+            return False
+        text = text[at + len(part) :]
+    return text.endswith(parts[-1])
+
+
+def load_library(path: PathLike | None = None, names: Collection[str] | None = None) -> Library:
     """Read the bundled library, or the folder at ``path``.
 
-    Raises RuleError with every problem of every file, UsageError where there is no library, Unavailable where there is
-    no TOML reader.
+    ``names``: what will be looked up; the files that have nothing of that name are not parsed, which takes most of the
+    time, and not checked. Raises RuleError with every problem of every file, UsageError where there is no library,
+    Unavailable where there is no TOML reader.
     """
     folders = find_folders(path)
-    rows, problems = read_all(folders)
+    rows, problems = read_all(folders, names)
     if problems:
         raise RuleError(f"{len(problems)} problem(s) in the operator library:\n" + "\n".join(problems))
     return Library(tuple(rows), folders)
 
 
-def read_all(folders: Folders) -> tuple[list[MappingRow], list[str]]:
-    """All rows that can be read, and all problems as "file: row: key: message". Raises Unavailable."""
+def read_all(folders: Folders, names: Collection[str] | None = None) -> tuple[list[MappingRow], list[str]]:
+    """All rows that can be read, and all problems as "file: row: key: message". Raises Unavailable.
+
+    ``names``: only of files that may have a row for one of them.
+    """
     reader = _find_reader()
     rows: list[MappingRow] = []
     problems: list[str] = []
     for file in sorted(folders.cases.glob("*/mapping.toml")):
         place = _shorten(file, folders)
-        document = _parse(reader, file, place, problems)
+        document = _parse(reader, file, place, problems, names)
         if document is not None:
             rows += read_rows(document, file.parent.name, place, problems)
     problems += _find_repeated(rows)
@@ -118,13 +138,31 @@ def _find_reader() -> ModuleType:
     return reader
 
 
-def _parse(reader: Any, file: Path, place: str, problems: list[str]) -> Mapping[str, Any] | None:
+def _parse(
+    reader: Any, file: Path, place: str, problems: list[str], names: Collection[str] | None
+) -> Mapping[str, Any] | None:
     try:
-        document: Mapping[str, Any] = reader.loads(file.read_text(encoding="utf-8-sig"))
+        text = file.read_text(encoding="utf-8-sig")
+        if names is not None and not _may_answer(text, names):
+            return None
+        document: Mapping[str, Any] = reader.loads(text)
     except (OSError, UnicodeDecodeError, reader.TOMLDecodeError, RecursionError) as error:
         problems.append(f"{place}: cannot be read: {error}")
         return None
     return document
+
+
+def _may_answer(text: str, names: Collection[str]) -> bool:
+    """Whether a pattern in the text of a file fits one of the names; True where the text is not of the usual form."""
+    lists = _LIST.findall(text)
+    if not all(lists):
+        return True
+    whole = {*names, *(name.rpartition(".")[2] for name in names)}
+    return any(
+        pattern in whole or (("*" in pattern or "?" in pattern) and any(_fits(pattern, name) for name in names))
+        for patterns in lists
+        for pattern in _PATTERN.findall(patterns)
+    )
 
 
 def _find_repeated(rows: Sequence[MappingRow]) -> list[str]:

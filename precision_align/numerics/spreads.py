@@ -70,7 +70,7 @@ class Spread:
 def _find_bucket(running: Array, share: float) -> int:
     if not len(running) or not running[-1]:
         return 0
-    return int(np.searchsorted(running, max(share * running[-1], 0.5)))
+    return int(running.searchsorted(max(share * running[-1], 0.5)))
 
 
 def spread_words(
@@ -104,7 +104,10 @@ def spread_words(
             _fill(*pair, (dtype, expected_dtype), ulps if exact else None, bins)
         if release is not None:
             release(start, stop)
-    return Spread(tuple(ulps.tolist()) if exact else (), tuple(bins.tolist()))
+    found = Spread(tuple(ulps.tolist()) if exact else (), tuple(bins.tolist()))
+    # at hand as arrays: made of the tuples they take longer than the pass over a small tensor
+    found.__dict__.update(_bins_up_to=bins.cumsum(), _ulps_up_to=ulps.cumsum())
+    return found
 
 
 def _fill(left: Array, right: Array, dtypes: tuple[Dtype, Dtype], ulps: Array | None, bins: Array) -> None:

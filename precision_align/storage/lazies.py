@@ -37,4 +37,6 @@ class LazyRecords(Sequence[TensorRecord]):
         return found
 
     def __iter__(self) -> Iterator[TensorRecord]:
-        return map(self.__getitem__, range(self._count))
+        built = self._built.get
+        for position in range(self._count):
+            yield built(position) or self[position]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,9 +15,6 @@ from precision_align.core.dtypes import Array
 RESIDENT_BYTES = 64 << 20
 _BYTE = np.dtype(np.uint8)
 _PREAD_BYTES = 1 << 30  # Linux transfers at most 2 GiB a call
-
-# What is mapped, by the address of its first byte, so that a view's pages can be found again.
-_mappings: weakref.WeakValueDictionary[int, MappedFile] = weakref.WeakValueDictionary()
 
 
 class MappedFile:
@@ -58,7 +54,6 @@ class MappedFile:
             raise OSError("the file is closed")
         mapping = self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(mapping, dtype=np.uint8)
-        _mappings[self._bytes.ctypes.data] = self
         self._close_descriptor()  # the mapping has one of its own
         return mapping
 
@@ -100,9 +95,23 @@ class MappedFile:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def address(self) -> int:
-        """Of the first mapped byte; 0 while nothing is mapped."""
-        return int(self._bytes.ctypes.data) if self._map is not None else 0
+
+def map_file(path: Path) -> mmap.mmap:
+    """A whole file, read-only, as a buffer for arrays. Raises OSError, ValueError where it is empty."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)  # the mapping has one of its own
+
+
+def find_mapping(view: Array) -> Optional[mmap.mmap]:
+    """The file that an array shows a part of; None where that is memory, which has what no file has."""
+    base: Any = view
+    while isinstance(base, np.ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) and memoryview(base).readonly else None
 
 
 def release_pages(view: Array) -> None:
@@ -110,11 +119,12 @@ def release_pages(view: Array) -> None:
 
     A kernel that walks a tensor larger than memory calls this for each part that it is done with.
     """
-    start = int(view.ctypes.data)
-    for file in list(_mappings.values()):
-        first = file.address()
-        if first and first <= start < first + file.size:
-            file.release(start - first, view.size * view.itemsize)
+    mapping = find_mapping(view)
+    if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = int(view.ctypes.data) - int(np.frombuffer(mapping, dtype=np.uint8).ctypes.data)
+    before = start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, start - before, view.size * view.itemsize + before)
 
 
 def _list_chunks(dataset: Any) -> list[Any]:

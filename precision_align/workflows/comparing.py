@@ -6,10 +6,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precision_align.alignment.layouts import Layouts, read_layouts
-from precision_align.alignment.merging import MergedDump
 from precision_align.comparison.deadlines import Deadline
 from precision_align.comparison.engine import Engine
 from precision_align.comparison.journals import Journal
@@ -19,13 +17,15 @@ from precision_align.core.errors import NothingCaptured, NothingInCommon, Unavai
 from precision_align.core.results import Curve, Findings
 from precision_align.core.terms import Role, Verdict
 from precision_align.divergence.locating import find_divergence
-from precision_align.divergence.ranks import name_ranks
 from precision_align.numerics.kernels import kernel_name
 from precision_align.reporting.report import Report
 from precision_align.storage.base import Dump
 from precision_align.storage.foreign.dumps import ForeignDump
 from precision_align.storage.opening import open_side
 from precision_align.storage.redaction import require_one_secret
+
+if TYPE_CHECKING:
+    from precision_align.alignment.merging import MergedDump
 
 Side = "Dump | str | os.PathLike[str]"
 
@@ -46,6 +46,7 @@ def compare(
     reading: Progress | None = None,
     journal: Journal | None = None,
     time_budget: float | None = None,
+    error_maps: bool = True,
 ) -> Report:
     """Find the first place where the candidate computes something else than the reference.
 
@@ -65,7 +66,7 @@ def compare(
     found, and has what an interrupted comparison of the same two sides found (see
     :func:`~precision_align.workflows.resuming.open_journal`). ``time_budget``: seconds after which no further call is
     begun; the most suspicious ones, by hashes, statistics and sketches, are judged first, and what was not judged is
-    listed and never called aligned.
+    listed and never called aligned. ``error_maps``: also show where the errors of a few places lie.
 
     Raises DumpError where a dump cannot be read or the two have nothing in common, UsageError for wrong arguments.
     """
@@ -100,8 +101,10 @@ def compare(
         again=further,
         reference_again=theirs_further,
     )
-    findings = find_divergence(engine, known, progress)
+    findings = find_divergence(engine, known, progress, maps=error_maps)
     if merged is not None and theirs is not None:
+        from precision_align.divergence.ranks import name_ranks
+
         findings, ours = name_ranks(findings, engine, merged, theirs), merged
     report = finish(add_note(findings, lacking), theirs, ours, library)
     code = name_code(replay)
@@ -136,6 +139,9 @@ def merge_ranks(reference: Dump | None, candidate: Dump, layout: Any = None) -> 
         if layout is not None:
             raise UsageError("a layout says how several ranks make up one: it needs a reference of a single device")
         return None
+    from precision_align.alignment.layouts import Layouts, read_layouts
+    from precision_align.alignment.merging import MergedDump
+
     layouts = layout if layout is None or isinstance(layout, Layouts) else read_layouts(layout)
     return MergedDump(candidate, reference, layouts)
 
@@ -214,7 +220,7 @@ def find_mappings(operators: Collection[str], library: Any) -> tuple[dict[str, M
     from precision_align.library.loading import load_library
 
     try:
-        known = load_library(library)
+        known = load_library(library, operators if library is None else None)
     except Unavailable as error:  # the bundled one may lack a TOML reader
         if library is not None:
             raise
@@ -235,9 +241,9 @@ def describe(dump: Dump) -> Mapping[str, Any]:
 def list_dtypes(dump: Dump) -> dict[str, list[str]]:
     """Role -> the dtypes of its tensors, of parameters, gradients and outputs."""
     found: dict[str, dict[str, None]] = {str(role): {} for role in (Role.PARAMETER, Role.OUTPUT, Role.GRADIENT)}
-    for record in dump.records:
-        if record.key.role in found:
-            found[record.key.role][record.dtype] = None
+    for role, dtype in {(record.key.role, record.dtype) for record in dump.records}:
+        if role in found:
+            found[role][dtype] = None
     return {role: sorted(dtypes) for role, dtypes in found.items() if dtypes}
 
 

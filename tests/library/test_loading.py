@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from precision_align.core.errors import RuleError, UsageError
-from precision_align.library.loading import Library, load_library
+from precision_align.library.loading import Library, _fits, _may_answer, load_library
 from precision_align.library.rows import Autograd, RowKind, RowStatus
 
 ROW = """
@@ -196,6 +197,29 @@ def test_a_module_or_operator_finds_its_row(bundled: Library, names: tuple[str, 
     row = bundled.lookup(*names)
     assert row is not None
     assert row.id == expected
+
+
+@pytest.mark.parametrize(("names", "expected"), LOOKUPS.items())
+def test_files_that_have_nothing_of_a_name_are_not_parsed(names: tuple[str, str], expected: str) -> None:
+    some = load_library(names=list(filter(None, names)))
+    row = some.lookup(*names)
+    assert row is not None
+    assert row.id == expected
+    assert len(some.operators) < 40  # of 137: a name may be in rows of several
+
+
+@pytest.mark.parametrize("pattern", ["*", "*a", "a*", "*a*", "a*b", "a*a", "*a*b*", "a**b", "ab*ab", "", "*.b", "a?c*"])
+def test_globs_are_those_of_fnmatch(pattern: str) -> None:
+    for name in ("", "a", "b", "ab", "aa", "ba", "aba", "abab", "axb", "xaxbx", "a.b", "abc", "ab.ab"):
+        target = name if "." in pattern else name.rpartition(".")[2]
+        assert _fits(pattern, name) == fnmatchcase(target, pattern), name
+
+
+@pytest.mark.parametrize(
+    "text", ['modules = [\n  "x",\n]', "  calls=['x']", 'symbols = ["[xy]"]', 'calls = ["\\u0078"]', "modules.x = 1"]
+)
+def test_rows_of_another_form_are_parsed_whatever_the_name(text: str) -> None:
+    assert _may_answer(text, ["x"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -58,6 +57,8 @@ def _load_npy(path: Path) -> Tensor:
 
 def list_npz(path: Path) -> Mapping[str, Loader]:
     """The arrays of a .npz file by their names. Raises DumpDamaged."""
+    import zipfile  # which takes longer to import than many a file to read
+
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -67,6 +68,8 @@ def list_npz(path: Path) -> Mapping[str, Loader]:
 
 
 def _load_npz(path: Path, name: str) -> Tensor:
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as archive, archive.open(name) as file:
             return _from_numpy(np.lib.format.read_array(file, allow_pickle=False))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-import zipfile
+import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from mmap import mmap
 from pathlib import Path
 from typing import Any, Callable
 
@@ -23,8 +24,9 @@ import numpy as np
 
 from precision_align.core.dtypes import Array
 from precision_align.core.errors import DumpDamaged
+from precision_align.storage.foreign.archives import LOCAL_HEADER, Entry, NoArchive, read_archive
 from precision_align.storage.foreign.items import Tensor, Unreadable, require_known
-from precision_align.storage.mapping import MappedFile
+from precision_align.storage.mapping import map_file
 
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -46,8 +48,6 @@ _PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _MAX_DEPTH = 64
 # A lone tensor's list has some 200 bytes.
 _SMALL = 1024
-_MAX_PICKLE = 1 << 30
-_LOCAL_HEADER = 30  # bytes of a zip entry's local header before its name; the two lengths are the last four
 
 
 @dataclass(frozen=True)
@@ -166,20 +166,14 @@ def list_pickle(path: Path) -> Mapping[str, Callable[[], Tensor]]:
     Raises DumpDamaged for another format, and for a file that names anything but tensors and plain containers.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl") or name == "data.pkl"]
-            if archive.getinfo(name).file_size > _MAX_PICKLE:
-                raise ValueError("its list of tensors is larger than 1 GiB")
-            data = archive.read(name)
-            content = _read_small(data) if len(data) <= _SMALL else load_checked(_Reader, data)
-            entries = {info.filename: info for info in archive.infolist()}
-    except zipfile.BadZipFile as error:
+        folder, data, entries = read_archive(path)
+        content = _read_small(data) if len(data) <= _SMALL else load_checked(_Reader, data)
+    except NoArchive as error:
         raise DumpDamaged(f"{path} {_explain_no_archive(path)}") from error
     except (*_BROKEN, *_REFUSED) as error:
         raise DumpDamaged(f"{path} is not read: {error}; save a tensor or a dictionary of tensors instead") from error
-    prefix = name[: -len("data.pkl")]
     return {
-        place: partial(_load, path, entries.get(f"{prefix}data/{found.storage.key}"), found)
+        place: partial(_load, path, entries.get(f"{folder}data/{found.storage.key}"), found)
         for place, found in _walk(content, "", 0)
     }
 
@@ -212,27 +206,27 @@ def _walk(value: Any, place: str, depth: int) -> Iterator[tuple[str, _Tensor]]:
             yield from _walk(item, f"{place}.{key}" if place else str(key), depth + 1)
 
 
-def _load(path: Path, entry: zipfile.ZipInfo | None, tensor: _Tensor) -> Tensor:
+def _load(path: Path, entry: Entry | None, tensor: _Tensor) -> Tensor:
     row = require_known(tensor.dtype)
     if entry is None:
         raise Unreadable(f"{path.name} has no values for its tensor")
     try:
-        data = _map_entry(path, entry)
-        words = data[: data.size // row.itemsize * row.itemsize].view(np.dtype(row.word))
-        _require_inside(tensor, words.size)
-        view = np.lib.stride_tricks.as_strided(
-            words[tensor.offset :],
+        mapping, start = _map_entry(path, entry)
+        _require_inside(tensor, entry.nbytes // row.itemsize)
+        view: Array = np.ndarray(
             tensor.shape,
+            row.word,
+            mapping,
+            start + tensor.offset * row.itemsize,
             tuple(step * row.itemsize for step in tensor.stride),
-            writeable=False,
         )
-    except (OSError, TypeError, ValueError, OverflowError) as error:
+    except (OSError, TypeError, ValueError, OverflowError, struct.error) as error:
         raise Unreadable(f"{path.name}: {error}") from error
     return Tensor(view if view.flags.c_contiguous else np.ascontiguousarray(view).reshape(tensor.shape), row.name)
 
 
 def _require_inside(tensor: _Tensor, size: int) -> None:
-    """Raise ValueError where strides lead out of the storage: as_strided itself would read foreign memory."""
+    """Raise ValueError where strides lead out of the storage: they would show another tensor's values."""
     if len(tensor.shape) != len(tensor.stride) or min((tensor.offset, *tensor.shape, *tensor.stride)) < 0:
         raise ValueError("a tensor with impossible sizes")
     if 0 in tensor.shape:
@@ -242,13 +236,13 @@ def _require_inside(tensor: _Tensor, size: int) -> None:
         raise ValueError(f"a tensor of shape {tensor.shape} that is larger than its storage of {size} values")
 
 
-def _map_entry(path: Path, entry: zipfile.ZipInfo) -> Array:
-    if entry.compress_type != zipfile.ZIP_STORED:
+def _map_entry(path: Path, entry: Entry) -> tuple[mmap, int]:
+    """The mapped file, and where in it the content of an entry begins."""
+    if entry.compressed:
         raise ValueError("its values are compressed, which torch never does")
-    file = MappedFile(path)
-    try:
-        header = file.view(entry.header_offset, _LOCAL_HEADER)
-        lengths = header[-4:].view("<u2")
-        return file.view(entry.header_offset + _LOCAL_HEADER + int(lengths.sum()), entry.file_size)
-    finally:
-        file.close()
+    mapping = map_file(path)
+    _, length, more = LOCAL_HEADER.unpack_from(mapping, entry.header)
+    start = entry.header + LOCAL_HEADER.size + length + more
+    if start + entry.nbytes > len(mapping):
+        raise OSError(f"bytes {start} to {start + entry.nbytes} lie outside the file, which has {len(mapping)}")
+    return mapping, start
