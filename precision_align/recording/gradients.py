@@ -19,7 +19,7 @@ import torch
 
 from precision_align.recording.consumers import Targets, find_consumers
 from precision_align.recording.nodes import graph_task, sequence_of
-from precision_align.recording.staging import undisturbed, untouched
+from precision_align.recording.staging import is_undisturbed, untouched
 from precision_align.recording.tape import Place, Shelf, Tape
 
 LATE = "gradients that arrived after their step had ended were not recorded"
@@ -68,9 +68,11 @@ class Tap:
     def take(self, gradient: Optional[torch.Tensor]) -> None:
         """One contribution of several; None where autograd had nothing to send."""
         self._seen += 1
-        if gradient is not None:
+        if gradient is not None and gradient.is_cpu and is_undisturbed():
+            self._sum = gradient.clone() if self._sum is None else self._sum + gradient
+        elif gradient is not None:
             sums = self._tape.sums
-            with undisturbed():
+            with untouched():
                 self._sum = sums.start(gradient) if self._sum is None else sums.add(self._sum, gradient)
             self._device = gradient.device
         if self._seen >= self._num_edges:
@@ -85,8 +87,9 @@ class Tap:
         """Record what came, at the latest when the backward pass ends."""
         total, self._sum, self._seen = self._sum, None, 0
         if total is not None:
-            with undisturbed():
-                total = self._tape.sums.finish(total, self._device)
+            if self._device is not _HOST:
+                with untouched():
+                    total = self._tape.sums.finish(total, self._device)
             self.record(total)
 
     def record(self, gradient: torch.Tensor) -> None:

@@ -48,6 +48,7 @@ def make_lane(
 
 def _describe_session(tape: Tape, calls: CallRecorder) -> dict[str, Any]:
     return {
+        "budget": tape.budget,
         "clock": tape.clock,
         "tray": tape.tray,
         "copier": tape.stager.copier,

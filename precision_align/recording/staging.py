@@ -28,7 +28,6 @@ from precision_align.storage.settings import default_staging_bytes
 REUSED_ON_DEVICE = 32
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_NOTHING = contextlib.nullcontext()
 _num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
@@ -55,9 +54,9 @@ def has_modes() -> bool:
     return bool(_num_function_modes() or torch._C._len_torch_dispatch_stack())
 
 
-def undisturbed() -> contextlib.AbstractContextManager[Any]:
-    """As :func:`untouched`, at no cost where neither autograd nor a mode looks on: in most backward passes."""
-    return _NOTHING if not torch.is_grad_enabled() and not has_modes() else untouched()
+def is_undisturbed() -> bool:
+    """Whether neither autograd nor a mode looks on anyway: in most backward passes."""
+    return not (torch.is_grad_enabled() or has_modes())
 
 
 def _ignore(note: str) -> None:

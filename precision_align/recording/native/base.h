@@ -69,6 +69,13 @@ static Py_ssize_t find_slot(PyObject *type, const char *name) {
 /* An object of a Python class with __slots__, all empty: whoever asks for it fills them in. */
 static inline PyObject *allocate(PyObject *type) { return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 0); }
 
+/* The same for what cannot be part of a cycle: the collector need not look at it. Records outlive several collections. */
+static inline PyObject *allocate_plain(PyObject *type) {
+    PyObject *object = allocate(type);
+    if (object) PyObject_GC_UnTrack(object);
+    return object;
+}
+
 static inline int is_true(PyObject *stolen) {
     if (!stolen) return -1;
     int answer = stolen == Py_True ? 1 : stolen == Py_False ? 0 : PyObject_IsTrue(stolen);

@@ -132,7 +132,7 @@ static uintptr_t copier_reserve(Copier *self, Py_ssize_t nbytes) {
 
 /* A Staged of bytes in a slab. */
 static PyObject *make_staged(Copier *self, PyObject *form, PyObject *slab, PyObject *address) {
-    PyObject *staged = allocate(self->staged_type);
+    PyObject *staged = allocate_plain(self->staged_type);
     if (!staged) return NULL;
     SLOT(staged, self->at_form) = hold(form);
     SLOT(staged, self->at_slab) = hold(slab);

@@ -362,6 +362,8 @@ static int close_call(Lane *self, PyObject *frame, PyObject *output) {
         return -1;
     }
     PyTuple_SET_ITEM(call, 0, values);
+    PyObject_GC_UnTrack(values); /* trees and texts: no cycles */
+    PyObject_GC_UnTrack(call);
     int failed = lane_lock(self);
     if (!failed) {
         tray->num_calls++;

@@ -52,7 +52,7 @@ static PyTypeObject TrayType = {
 
 /* What a session's Lane is given by name, see recording/lanes.py. */
 #define GIVEN(X)                                                                                                       \
-    X(tape) X(calls) X(ledger) X(clock) X(tray) X(copier) X(stage) X(acquire) X(release) X(shelves) X(numbers)        \
+    X(tape) X(budget) X(calls) X(ledger) X(clock) X(tray) X(copier) X(stage) X(acquire) X(release) X(shelves) X(numbers)        \
     X(sites) X(enter) X(leave) X(place_type) X(frame_type) X(sighting_type) X(shelf_type) X(site_type) X(clock_type)   \
     X(draft_type) X(call_type) X(tap_type) X(tensor_type) X(parameter_type)              \
     X(torch_named_parameters) X(no_autocast) X(tensor_tree) X(one_tensor_tree) X(nothing) X(share)       \
@@ -135,11 +135,7 @@ static int lane_append(Lane *self, PyObject *shelf, PyObject *slot, PyObject *st
     Copier *copier = (Copier *)self->copier;
     PyObject *tier = GET(shelf, shelf, tier), *parts = SLOT(staged, copier->at_parts);
     int plain = SLOT(staged, copier->at_summary) == Py_None && PyTuple_CheckExact(parts) && !PyTuple_GET_SIZE(parts);
-    PyObject *budget = plain ? PyObject_GetAttrString(self->tape, "budget") : NULL;
-    if (plain && !budget) return -1;
-    plain = budget == Py_None;
-    Py_XDECREF(budget);
-    if (!plain) {
+    if (!plain || self->budget != Py_None) {
         PyObject *arguments[] = {self->tape, shelf, slot, step, micro, staged, Py_None};
         PyObject *done = PyObject_VectorcallMethod(private_append, arguments, 7, NULL);
         Py_XDECREF(done);
@@ -147,7 +143,7 @@ static int lane_append(Lane *self, PyObject *shelf, PyObject *slot, PyObject *st
     }
     Tray *tray = (Tray *)self->tray;
     Py_ssize_t nbytes = bytes_of(copier, staged);
-    PyObject *draft = nbytes >= 0 ? allocate(self->draft_type) : NULL;
+    PyObject *draft = nbytes >= 0 ? allocate_plain(self->draft_type) : NULL;
     PyObject *order = draft ? PyLong_FromLongLong(tray->order++) : NULL;
     if (!order) {
         Py_XDECREF(draft);

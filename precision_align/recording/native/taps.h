@@ -22,18 +22,8 @@ typedef struct {
 
 static PyTypeObject NodeHookType;
 
-static int hook_traverse(NodeHook *self, visitproc visit, void *arg) {
-    Py_VISIT(self->lane);
-    Py_VISIT(self->shelf);
-    Py_VISIT(self->place);
-    for (Py_ssize_t index = 0; index < Py_SIZE(self); ++index) {
-        Py_VISIT(self->entries[index].tap);
-        Py_VISIT(self->entries[index].extra);
-    }
-    return 0;
-}
-
-static int hook_clear(NodeHook *self) {
+/* Not for the cyclic collector: what a hook holds does not lead back to the graph that holds it. */
+static void hook_dealloc(NodeHook *self) {
     Py_CLEAR(self->lane);
     Py_CLEAR(self->shelf);
     Py_CLEAR(self->place);
@@ -45,12 +35,6 @@ static int hook_clear(NodeHook *self) {
         Py_CLEAR(entry->extra);
         Py_CLEAR(entry->dtype);
     }
-    return 0;
-}
-
-static void hook_dealloc(NodeHook *self) {
-    PyObject_GC_UnTrack(self);
-    hook_clear(self);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -133,12 +117,10 @@ static PyTypeObject NodeHookType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "precision_align.native.NodeHook",
     .tp_basicsize = offsetof(NodeHook, entries),
     .tp_itemsize = sizeof(Entry),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(NodeHook, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_dealloc = (destructor)hook_dealloc,
-    .tp_traverse = (traverseproc)hook_traverse,
-    .tp_clear = (inquiry)hook_clear,
 };
 
 static NodeHook *make_hook(Lane *self, PyObject *shelf, PyObject *place, Py_ssize_t count) {
