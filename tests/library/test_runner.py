@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def test_an_unknown_device_is_a_usage_error() -> None:
         run_cases(ONE, device="abacus")
 
 
-@pytest.mark.skipif("torch_npu" in sys.modules, reason="torch_npu is loaded")
+@pytest.mark.skipif("'torch_npu' in sys.modules", reason="torch_npu is loaded")  # asked when the test begins
 def test_torch_npu_is_unavailable_without_it() -> None:
     with pytest.raises(Unavailable, match="torch_npu"):
         run_cases(ONE, replacement="torch_npu")
