@@ -343,7 +343,7 @@ def _environment(call: Call, style: Style) -> Iterator[None]:
             lowered = next(iter(call.autocast.values()), None)
             autocast = None if lowered is None else getattr(torch, str(lowered).replace("torch.", ""))
             if autocast is not None and not style.golden:
-                stack.enter_context(torch.autocast("cpu", dtype=autocast))
+                stack.enter_context(_autocast(autocast))
             if style.arithmetic is not None:
                 stack.enter_context(style.arithmetic)
             if style.golden:
@@ -353,6 +353,21 @@ def _environment(call: Call, style: Style) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
+
+
+@contextlib.contextmanager
+def _autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast on the CPU, also where oneDNN lacks kernels for the dtype: torch hands it recurrent layers all the same,
+    which raise."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    is_supported = getattr(torch.ops.mkldnn, name or "", None)
+    torch._C._set_mkldnn_enabled(was_enabled and is_supported is not None and is_supported())
+    try:
+        with torch.autocast("cpu", dtype=dtype):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _is_same_data(recorded: torch.Tensor, given: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Rounding made visible: run a float64 function with a small random relative error after every operation that rounds.
 
 Perturbing the inputs alone is blind to cancellation inside: where a query sees one key only, the softmax gradient is
-p (dp - sum(p dp)) = 0 for any inputs, and yet every build rounds both terms.
+p (dp - sum(p dp)) = 0 for any inputs, and yet every build rounds both terms. Fused operators show it where the results
+of their forward are shaken, which their backward reads: output and log-sum-exp of attention, statistics of norms.
 """
 
 from __future__ import annotations
@@ -60,12 +61,19 @@ ROUNDING = frozenset(
         "gelu",
         "gelu_backward",
         "_softmax",
+        "_safe_softmax",
         "_softmax_backward_data",
         "_log_softmax",
         "_log_softmax_backward_data",
         "logsumexp",
         "native_layer_norm",
         "native_layer_norm_backward",
+        "native_batch_norm",
+        "native_batch_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
         "linear",
         "index_add",
         "scatter_add",

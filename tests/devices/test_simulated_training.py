@@ -14,7 +14,12 @@ pytestmark = pytest.mark.live
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_twenty_adamw_steps_are_bit_equal(npu: None, name: str, low: bool) -> None:
-    expected_losses, expected_state = train("cpu", MODELS[name], low=low)
+    try:
+        expected_losses, expected_state = train("cpu", MODELS[name], low=low)
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        pytest.skip(f"torch alone cannot train it on this CPU, either: oneDNN has no bfloat16 kernel ({error})")
     losses, state = train("npu", MODELS[name], low=low)
     assert losses == expected_losses
     assert differing(expected_state, state) == []

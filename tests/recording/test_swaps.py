@@ -57,17 +57,25 @@ def train(new_sink, loss_of):
 
 
 def differ(left, right, tolerance=0.0):
-    return any(not torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance) for a, b in zip(left, right))
+    """Whether any value differs by more than ``tolerance`` of its tensor's largest (of 1, where all are smaller): a sum
+    that cancels keeps the rounding of its terms."""
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(left, right)]
+    return any(not torch.allclose(a, b, rtol=0, atol=tolerance * max(1.0, float(a.abs().max()))) for a, b in pairs)
+
+
+def descend_slowly(parameters):
+    """Steps in proportion to the gradients: AdamW makes a whole step of a gradient that is nothing but rounding."""
+    return torch.optim.SGD(parameters, 1e-4, momentum=0.9)
 
 
 def test_a_right_device_computes_the_same_on_the_cpu(npu, train, kind):
     if hasattr(kind.build(), "blocks") and hasattr(kind.build(), "emb"):
         pytest.skip("it makes its mask on the CPU")
     npu()
-    expected, _ = train(kind.build, kind.batch, device="npu", learn=kind.optimizer)
-    found, dump = train(kind.build, kind.batch, {"?*": "cpu"}, "npu", learn=kind.optimizer)
+    expected, _ = train(kind.build, kind.batch, device="npu", learn=descend_slowly)
+    found, dump = train(kind.build, kind.batch, {"?*": "cpu"}, "npu", learn=descend_slowly)
     assert dump.info.capture["swapped"]["?*=cpu"] >= 2
-    # gradients of one tensor's several uses are summed in another order
+    # gradients of one tensor's three uses are summed in another order: a rounding (6e-8) or two of the largest term
     assert not differ(expected, found, 1e-6)
     devices = {record.key.scope: record.device for record in dump.records if record.key.role == "output"}
     assert devices.get("", "npu:0") == "npu:0"

@@ -134,20 +134,30 @@ def test_a_mask_of_minus_infinity_is_no_obstacle(judge):
         assert [row.status for row in rows if row.role == "output"] == [status]
 
 
-def test_autocast_rounding_is_not_an_error_of_the_operator(judge):
-    """One bfloat16 store of 4096 rounded the other way, in a product of rounded operands."""
+def store_near_ties_wrongly(exact, count=8):
+    """float64 as bfloat16, the ``count`` values nearest to a tie rounded the other way: to the last few, any CPU's
+    float32 sum is nearer than that, so that its store is another."""
+    words = exact.float().view(torch.int32)
+    low = words & 0xFFFF
+    nearest = (low - 0x8000).abs().flatten().argsort()[:count]
+    is_up = (low > 0x8000).flatten()
+    is_up[nearest] ^= True
+    return ((words - low) + (is_up.view(words.shape).int() << 16)).view(torch.float32).bfloat16()
 
-    class Split(nn.Linear):
+
+def test_autocast_rounding_is_not_an_error_of_the_operator(judge):
+    """Stores of 8 values in 4096 rounded the other way, in a product of rounded operands."""
+
+    class Rounding(nn.Linear):
         def forward(self, x):
             if not torch.is_autocast_enabled("cpu"):
                 return super().forward(x)
             with torch.autocast("cpu", enabled=False):
-                x, weight = x.bfloat16().float(), self.weight.bfloat16().float()
-                parts = [x[:, start::64] @ weight[:, start::64].T for start in range(64)]
-                return (sum(parts) + self.bias.bfloat16().float()).bfloat16()
+                operands = (tensor.bfloat16().double() for tensor in (x, self.weight, self.bias))
+                return store_near_ties_wrongly(nn.functional.linear(*operands))
 
     torch.manual_seed(0)
-    candidate, x = Split(4096, 64), torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    candidate, x = Rounding(4096, 64), torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
     reference = nn.Linear(4096, 64)
     reference.load_state_dict(candidate.state_dict())
 
@@ -157,4 +167,4 @@ def test_autocast_rounding_is_not_an_error_of_the_operator(judge):
 
     (row,) = [row for row in judge(candidate, run, replay=reference) if row.role == "output"]
     assert row.status in (Status.PASS, Status.WARN)
-    assert row.metrics["z"] <= 1.0  # the formula's bound, not one relaxed by the rounding of the operands
+    assert 0.1 < row.metrics["z"] <= 1.0  # the formula's bound, not one relaxed by the rounding of the operands
