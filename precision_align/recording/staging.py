@@ -17,11 +17,12 @@ import torch
 from precision_align.core.terms import Tier
 from precision_align.recording.copies import Staged, describe, layout_of, stage_fresh
 from precision_align.recording.native import make_copier
-from precision_align.recording.plain import STRIDED, has_words, is_transformed, repeats
+from precision_align.recording.plain import KNOWN_FORMS, STRIDED, has_words, is_transformed, repeats
 from precision_align.recording.shards import describe_shard, local_shard, wait_for
 from precision_align.recording.slabs import Slabs
 from precision_align.recording.storages import storage_of
 from precision_align.recording.summaries import SUMMARIZED, Summaries
+from precision_align.storage.drafts import Form
 from precision_align.storage.settings import default_staging_bytes
 
 # Of copies from a device only the last ones: they are reused at once or not at all.
@@ -73,6 +74,7 @@ class Stager:
         self._summaries = Summaries(note)
         self._slabs = Slabs(default_staging_bytes() if limit is None else limit)
         self.copier = make_copier(self._slabs)
+        self._strided: dict[tuple[Any, ...], Form] = {}  # of tensors in another order
         self._on_device: dict[tuple[int, Optional[Tier]], tuple[Any, tuple[Any, ...], Staged]] = {}
 
     def forget(self) -> None:
@@ -101,6 +103,8 @@ class Stager:
         try:
             if type(tensor) in _PLAIN_TYPES and not _num_function_modes():
                 staged: Optional[Staged] = self.copier.copy(tensor)
+                if staged is None and is_undisturbed() and not _obstacle(tensor):
+                    staged = self._stage_strided(tensor)  # a weight's gradient, most often
                 if staged is not None:
                     return staged
             with untouched():
@@ -114,9 +118,16 @@ class Stager:
 
     def _stage_strided(self, tensor: torch.Tensor) -> Optional[Staged]:
         """A tensor in the CPU's memory, but in another order (channels last, a transposed view); None for any other."""
-        if not tensor.is_cpu or tensor.layout is not STRIDED or not has_words(tensor) or repeats(tensor):
+        if not tensor.is_cpu or tensor.layout is not STRIDED:
             return None
-        form = describe(tensor).form
+        looks = (tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad)
+        form = self._strided.get(looks)
+        if form is None:
+            if tensor.is_nested or not has_words(tensor) or repeats(tensor):
+                return None
+            if len(self._strided) >= KNOWN_FORMS:
+                self._strided.clear()
+            form = self._strided[looks] = describe(tensor).form
         slab, address = self.copier.reserve(form.nbytes)
         offset = address - int(slab.__array_interface__["data"][0])
         room = torch.from_numpy(slab[offset : offset + form.nbytes])
