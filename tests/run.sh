@@ -9,10 +9,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 TORCH_DEVICE_BACKEND_AUTOLOAD=0
 
 step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
 
-step "chromium, C compiler"
+step "chromium, C compiler, Python's headers"
 missing=
 command -v chromium >/dev/null || missing="chromium"
 command -v cc >/dev/null || missing="$missing gcc libc6-dev"
+"$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null ||
+  missing="$missing python3-dev"
 if [ -n "$missing" ]; then
   if [ "$(id -u)" = 0 ]; then SUDO=; else SUDO=sudo; fi
   $SUDO apt-get update -qq
