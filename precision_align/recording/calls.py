@@ -187,11 +187,8 @@ class CallRecorder:
         Returns what the module is to return instead, None (nearly always) for what it has returned.
         """
         frames = self.frames
-        if not frames or frames[-1].module is not module:
-            if not any(frame.module is module for frame in frames):
-                return None
-            while frames[-1].module is not module:
-                self._close(frames.pop(), _NOTHING, "its end was not seen")
+        if not self._unwind(frames, module):
+            return None
         frame = frames.pop()
         raised = sys.exc_info()[1]
         if raised is not None and raised is not frame.raised_before:
@@ -203,6 +200,14 @@ class CallRecorder:
             forced = self._take_outputs(frame, frames[-1] if frames else None, leaves)
         self._close(frame, tree, "")
         return substitute(output, forced) if forced else None
+
+    def _unwind(self, frames: list[Frame], module: torch.nn.Module) -> bool:
+        """Close calls inside of this module's whose end was not seen; False where it has none itself."""
+        if not any(frame.module is module for frame in reversed(frames)):
+            return False
+        while frames[-1].module is not module:
+            self._close(frames.pop(), _NOTHING, "its end was not seen")
+        return True
 
     def _relate(self, frame: Frame, above: Optional[Frame], leaves: Leaves) -> None:
         """Remember a call that may be repeated in the backward pass, or find the one that this call repeats."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any, Callable, Optional
 
 import torch
@@ -58,6 +59,7 @@ def _describe_session(tape: Tape, calls: CallRecorder) -> dict[str, Any]:
         "shelves": tape.shelves,
         "numbers": calls.numbers,
         "sites": calls.sites,
+        "main_thread": threading.main_thread().ident,
         "batch_bytes": tape.batch_bytes,
         "batch_items": BATCH_ITEMS,
         "with_tensors": "modules" in tape.plan.sources,

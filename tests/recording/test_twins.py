@@ -172,6 +172,31 @@ def test_gradients_in_another_dtype_and_twice(both):
     compare(*both(train, sources=("modules", "gradients")))
 
 
+class Unhooked(nn.Module):
+    """Its hooks go while it runs: nobody sees its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.fc(x)
+        self._forward_hooks.clear()
+        return x
+
+
+def test_a_call_whose_end_is_not_seen(both):
+    def train(session):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Sequential(Unhooked(), nn.ReLU()), nn.Linear(3, 1))
+        with session(model) as recorder, recorder.step():
+            model(torch.randn(4, 3)).sum().backward()
+
+    compiled, python = both(train, sources=("modules", "gradients"))
+    compare(compiled, python)
+    assert [call["error"] for call in compiled[2]].count("its end was not seen") == 1
+
+
 def test_threads(both):
     """Several at once: each call of each is there, with its own words."""
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 1))

@@ -52,7 +52,7 @@ def _load() -> Any:
         return None
     if not (headers / "Python.h").is_file():
         return None
-    path = build_library(_SOURCE, (f"-I{headers}",), sys.version)
+    path = build_library(_SOURCE, (f"-I{headers}",), f"{sys.version} {sysconfig.get_config_var('SOABI')}")
     if path is None:
         return None
     spec = importlib.util.spec_from_file_location(f"{__name__}.module", path)

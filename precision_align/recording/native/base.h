@@ -30,14 +30,14 @@ static inline void put(PyObject **room, PyObject *stolen) {
     X(untyped_storage) X(variable) X(also) X(shared) X(inside) X(cast) X(take_share)    \
     X(note_late)
 #define PRIVATE_NAMES(X)                                                                                               \
-    X(find_site) X(relate) X(take_buffers) X(take_changed_buffers) X(append) X(describe_modes)           \
+    X(find_site) X(unwind) X(relate) X(take_buffers) X(take_changed_buffers) X(append) X(describe_modes)           \
     X(hand_on) X(cdata) X(modules) X(parameters) X(buffers) X(forward_hooks) X(forward_pre_hooks) X(sequence_nr) X(version) X(initialized)
 
 #define DECLARE(name) static PyObject *name_##name;
 NAMES(DECLARE)
 #define DECLARE_PRIVATE(name) static PyObject *private_##name;
 PRIVATE_NAMES(DECLARE_PRIVATE)
-static PyObject *name_module, *replica_mark;
+static PyObject *name_module, *replica_mark, *torch_npu;
 
 static int intern_names(void) {
 #define INTERN(name)                                                                                                   \
@@ -48,7 +48,8 @@ static int intern_names(void) {
     PRIVATE_NAMES(INTERN_PRIVATE)
     name_module = PyUnicode_InternFromString("__module__");
     replica_mark = PyUnicode_InternFromString("_is_replica");
-    return name_module && replica_mark ? 0 : -1;
+    torch_npu = PyUnicode_InternFromString("torch_npu");
+    return name_module && replica_mark && torch_npu ? 0 : -1;
 }
 
 /* A slot of a Python class with __slots__: its place in the object. */

@@ -58,9 +58,7 @@ static PyObject *find_modes(Lane *self) {
 
 /* Whether the CPU has the only generator in use, and no mode looks on; see recording/randomness.py. */
 static int is_alone(Lane *self) {
-    PyObject *name = PyUnicode_FromString("torch_npu");
-    int other = name ? PyDict_Contains(self->loaded_modules, name) : -1;
-    Py_XDECREF(name);
+    int other = PyDict_Contains(self->loaded_modules, torch_npu);
     if (other) return other < 0 ? -1 : 0;
     int initialized = attribute_is_true(self->cuda, private_initialized);
     if (initialized) return initialized < 0 ? -1 : 0;
@@ -99,7 +97,8 @@ static PyObject *find_random(Lane *self) {
     return random;
 }
 
-/* The running calls of this thread outside of backward passes, borrowed. */
+/* The running calls of this thread outside of backward passes, borrowed; those of the main thread, which never ends and
+ * whose number is never another's, are remembered. */
 static PyObject *find_frames(Lane *self) {
     unsigned long thread = PyThread_get_thread_ident();
     if (self->frames && self->thread == thread) return self->frames;
@@ -110,10 +109,7 @@ static PyObject *find_frames(Lane *self) {
         PyErr_SetString(PyExc_TypeError, "the running calls are not a list");
         return NULL;
     }
-    if (!self->frames) {
-        self->thread = thread;
-        self->frames = hold(frames);
-    }
+    if (self->thread == thread) put(&self->frames, hold(frames));
     Py_DECREF(frames); /* the thread's storage holds it */
     return frames;
 }

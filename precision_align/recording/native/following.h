@@ -374,14 +374,21 @@ static int close_call(Lane *self, PyObject *frame, PyObject *output) {
     return failed ? -1 : 0;
 }
 
-/* Whether the innermost call is this module's, entered here, and ended without an exception: else the other path. */
+/* Whether the innermost call is this module's, entered here, and ended without an exception: else the other path.
+ * Calls inside of it whose end was not seen are closed first. */
 static int ends_here(Lane *self, PyObject *frames, PyObject *module) {
     Py_ssize_t size = PyList_GET_SIZE(frames);
     if (size < 2) return 0;
     PyObject *frame = PyList_GET_ITEM(frames, size - 1);
-    if ((PyObject *)Py_TYPE(frame) != self->frame_type || GET(frame, frame, module) != module ||
-        Py_TYPE(GET(frame, frame, targets)) != &TargetsType)
-        return 0;
+    if (GET(frame, frame, module) != module) {
+        PyObject *arguments[] = {self->calls, frames, module};
+        int found = is_true(PyObject_VectorcallMethod(private_unwind, arguments, 3, NULL));
+        if (found < 0) PyErr_Clear();
+        size = PyList_GET_SIZE(frames);
+        if (found <= 0 || size < 2) return 0;
+        frame = PyList_GET_ITEM(frames, size - 1);
+    }
+    if (Py_TYPE(GET(frame, frame, targets)) != &TargetsType) return 0;
     PyObject *raised = handled_exception();
     Py_XDECREF(raised);
     return !raised || raised == GET(frame, frame, raised_before);

@@ -38,6 +38,7 @@ static int set_number(PyObject *kwargs, const char *name, Py_ssize_t *room) {
 
 static int lane_init(Lane *self, PyObject *args, PyObject *kwargs) {
     Py_ssize_t tensors, gradients;
+    PyObject *thread;
     if (!kwargs || set_given(self, kwargs) || set_slots(self)) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a Lane takes keywords");
         return -1;
@@ -51,6 +52,11 @@ static int lane_init(Lane *self, PyObject *args, PyObject *kwargs) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a Lane needs its numbers");
         return -1;
     }
+    if (!(thread = PyDict_GetItemString(kwargs, "main_thread"))) {
+        PyErr_SetString(PyExc_TypeError, "a Lane needs main_thread");
+        return -1;
+    }
+    self->thread = PyLong_AsUnsignedLong(thread);
     self->with_tensors = tensors != 0;
     self->with_gradients = gradients != 0;
     put(&self->empty_text, PyUnicode_FromString(""));

@@ -83,7 +83,7 @@ typedef struct {
     PyObject_HEAD
     GIVEN(FIELD)
     SLOTS(OFFSET)
-    PyObject *frames;                       /* the running calls of the thread below */
+    PyObject *frames;                       /* the running calls of the main thread, whose number is below */
     unsigned long thread;
     PyObject *state, *random;               /* the last generator state seen, and what was said of it */
     PyObject *dtype, *modes;                /* the default dtype, and what was said of the modes outside inference */
