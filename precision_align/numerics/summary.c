@@ -26,14 +26,13 @@
 #define MULTIPLY(x, y) (((x) & UINT64_C(0xffffffff)) * ((y) & UINT64_C(0xffffffff)))
 #endif
 enum { WIDTH = BYTES / 8 };
-typedef float __attribute__((vector_size(BYTES / 2))) floats;
 typedef double __attribute__((vector_size(BYTES))) doubles;
 typedef uint64_t __attribute__((vector_size(BYTES))) words;
 
 /* BLOCK: of the statistics; as float32 it fills half of a first-level cache of 32 KiB. WAYS: sums of STEP values at a
  * time, enough that none waits for the one before. */
 enum { VERSION = 3, BLOCK = 4096, WAYS = 4, STEP = WAYS * WIDTH };
-enum { LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, ROW_STEP = 8 };
+enum { LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, ROW_STEP = 4 };
 
 struct summary {
     int64_t nan, inf, zero, subnormal;
@@ -109,13 +108,15 @@ static int scan32(const loose_i32 *words, int32_t size, int32_t smallest, struct
 /* The sums of a multiple of STEP finite values. */
 static void sum32(const loose_i32 *words, int32_t size, struct summary *result) {
     doubles sum[WAYS] = {{0}}, square[WAYS] = {{0}};
-    for (int32_t i = 0; i < size; i += STEP)
+    for (int32_t i = 0; i < size; i += STEP) {
+        double values[STEP];
+        for (int lane = 0; lane < STEP; lane++) values[lane] = (double)as_float(words[i + lane]);
         for (int way = 0; way < WAYS; way++) {
-            floats half;
-            memcpy(&half, words + i + way * WIDTH, sizeof half);
-            doubles value = __builtin_convertvector(half, doubles);
+            doubles value;
+            memcpy(&value, values + way * WIDTH, BYTES);
             sum[way] += value, square[way] += value * value;
         }
+    }
     for (int way = 1; way < WAYS; way++) sum[0] += sum[way], square[0] += square[way];
     double total = 0, total_square = 0;
     for (int lane = 0; lane < WIDTH; lane++) total += sum[0][lane], total_square += square[0][lane];
@@ -227,7 +228,7 @@ void summarize_float64(const loose_i64 *words, int64_t count, struct summary *re
 /* Adds a few rows of words to both sums; see folding.py for the formula. Several at a time: each sum is loaded and
  * stored once for all of them. */
 INLINE void fold_rows(const loose_u64 *data, const uint64_t *keys, uint64_t *sums, int rows) {
-    uint64_t keyed[ROW_STEP][LANES + 1];
+    uint64_t keyed[ROW_STEP][LANES + 8] __attribute__((aligned(64)));
     for (int row = 0; row < rows; row++) {
         for (int lane = 0; lane < LANES; lane++) keyed[row][lane] = data[row * LANES + lane] ^ keys[row + lane];
         keyed[row][LANES] = keyed[row][0];
@@ -235,6 +236,8 @@ INLINE void fold_rows(const loose_u64 *data, const uint64_t *keys, uint64_t *sum
     for (int lane = 0; lane < LANES; lane += WIDTH) {
         words first, second, own, next;
         memcpy(&first, sums + lane, BYTES), memcpy(&second, sums + LANES + lane, BYTES);
+        for (int word = 0; word < rows * WIDTH; word += 8) /* of the rows to come: they are read in bursts */
+            __builtin_prefetch(data + rows * (LANES + lane) + word);
         for (int row = 0; row < rows; row++) {
             memcpy(&own, &keyed[row][lane], BYTES), memcpy(&next, &keyed[row][lane + 1], BYTES);
             first += MULTIPLY(own, own >> 32);
