@@ -29,9 +29,9 @@ enum { WIDTH = BYTES / 8 };
 typedef double __attribute__((vector_size(BYTES))) doubles;
 typedef uint64_t __attribute__((vector_size(BYTES))) words;
 
-/* BLOCK: of the statistics; as float32 it fills half of a first-level cache of 32 KiB. WAYS: sums of STEP values at a
+/* BLOCK: of the statistics; as float32 it fills a quarter of a first-level cache of 32 KiB. WAYS: sums of STEP values at a
  * time, enough that none waits for the one before. */
-enum { VERSION = 3, BLOCK = 4096, WAYS = 4, STEP = WAYS * WIDTH };
+enum { VERSION = 3, BLOCK = 2048, WAYS = 4, STEP = WAYS * WIDTH };
 enum { LANES = 128, ROWS = 256, ROW_BYTES = 8 * LANES, ROW_STEP = 4 };
 
 struct summary {
