@@ -14,7 +14,7 @@
 #include "digests.h"
 #include "vectors.h"
 
-/* BLOCK: as float32 it fills a quarter of a first-level cache of 32 KiB; half as much costs more for the ends of blocks.
+/* BLOCK: as float32 it fills a quarter of a first-level cache of 32 KiB; half as much costs more for the blocks' ends.
  * WAYS: so many sums of vectors at once that none waits for the one before. */
 enum { VERSION = 3, BLOCK = 2048, WAYS = 4, STEP = WAYS * WIDTH };
 

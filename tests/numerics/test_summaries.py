@@ -91,6 +91,20 @@ def test_a_nonfinite_value_anywhere(compiled: CompiledSummaries, form: str, bad:
             assert_same(found, plain_statistics(words, form))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_extremes_of_one_sign_and_of_both_zeros(compiled: CompiledSummaries, form: str) -> None:
+    word = np.dtype(dtype_of(form).word)
+    sign = 1 << 8 * word.itemsize - 1
+    words = make_words(form, 4097, 3, finite=True).view(f"u{word.itemsize}")
+    words[words % sign == 0] = 1  # nothing is zero
+    for signed in (words | sign, words & (sign - 1)):
+        assert_same(compiled.summarize([signed.view(word)], form), plain_statistics(signed.view(word), form))
+    for zeros in ([0] * 63 + [sign], [sign] * 63 + [0], [sign] * 64, [0] * 64):
+        found = compiled.summarize([np.array(zeros, words.dtype).view(word)], form)
+        extremes = math.copysign(1, found.minimum), math.copysign(1, found.maximum)
+        assert extremes == (-1 if sign in zeros else 1, 1 if 0 in zeros else -1)
+
+
 def test_huge_and_tiny_doubles_are_left_to_numpy() -> None:
     for scale in (1e200, 1e-200):
         found = summarize(np.array([3.0, 4.0]) * scale, dtype_of("float64"))
