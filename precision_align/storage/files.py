@@ -23,7 +23,7 @@ from precision_align.storage.handles import BROKEN, Handles, first_line
 from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, Release, bytes_of
 from precision_align.storage.mapping import RESIDENT_BYTES, Extents, release_pages
 from precision_align.storage.runs import require_known_schema
-from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
+from precision_align.storage.tables import decode_info, fit_index, read_calls, read_points, read_record
 from precision_align.storage.texts import TextReader, count_keys, decode_keys
 
 # Larger tables are mapped; for smaller ones a read is cheaper than a mapping of their own.
@@ -142,10 +142,14 @@ class PartFile:
         with self._translating:
             return decode_keys(self._keys)
 
+    @cached_property
+    def _rows(self) -> memoryview:
+        return fit_index(self.index)
+
     def record(self, row: int) -> TensorRecord:
         """The record of one index row. Raises DumpDamaged."""
         with self._translating:
-            record = read_record(self.index[row], self.keys[row], self.texts)
+            record = read_record(self._rows, row, self.keys[row], self.texts)
         return record if self._digests_compare else replace(record, digest=b"")
 
     @cached_property
