@@ -204,7 +204,7 @@ def _order(parts: Sequence[PartFile]) -> tuple[Array, int]:
 
 
 def _pick_columns(index: Array) -> Array:
-    """Rank, step and order, int64[3, n]: copied once, they are looked at several times, and rows are 320 bytes apart."""
+    """Rank, step and order, int64[3, n]: copied once, for they are looked at several times, rows lying far apart."""
     return np.stack([index["rank"], index["step"], index["order"]])
 
 

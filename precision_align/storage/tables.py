@@ -51,7 +51,7 @@ def fit_index(index: Array) -> memoryview:
         for name in layout.INDEX.names or ():
             fitting[name] = index[name]
         index = fitting
-    return memoryview(np.ascontiguousarray(index).view(np.uint8))
+    return np.ascontiguousarray(index).view(np.uint8).data
 
 
 _RECORD_COLUMNS = ("order", "tier", "flags", "ndim", "shape", "stride", "nbytes", "digest")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +132,7 @@ class TextWriter:
         return "\n".join(self._numbers).encode("ascii")
 
 
-class TextReader(Dict[int, Any]):
+class TextReader(dict[int, Any]):
     """Gives the values back by number; each is decoded when first asked for."""
 
     def __init__(self, data: bytes) -> None:
