@@ -19,8 +19,8 @@ from precision_align.storage.runs import Run
 from precision_align.storage.series import merge_points
 from precision_align.storage.views import DumpView
 
-# About 1.5 KB each. A comparison walks all of them some ten times: beyond so many they are built anew for each walk, which
-# costs 80 us a record in all.
+# About 1.5 KB each. A comparison walks all of them some ten times: beyond so many they are built anew for each walk,
+# which costs 80 us a record in all.
 _MAX_BUILT = 1 << 17
 
 
