@@ -2,7 +2,7 @@
 
     python tests/benchmarks/simulated_device.py [--quick]
 
-Both sides in one process, turn by turn, CPU time, the smallest of several. Fails where profile `none` takes more than
+Both sides in one process, turn by turn, CPU time, the smallest of several; beside it the limit for profile `none`,
 LIMIT times the CPU's time; the emulated profiles are printed and have no limit.
 """
 
