@@ -6,6 +6,8 @@ import argparse
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from precision_align.cli.output import print_log, print_report
@@ -140,7 +142,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 aligned, 1 diverged, 3 not comparable or too little judged to call it aligned."""
     reference, candidate = split_sides(arguments.dumps, arguments.replay)
     _import_numpy()
-    gc.set_threshold(COLLECT_EVERY)
     _check_outputs(arguments.output)
     if (arguments.shard or arguments.merge or arguments.dask) and not arguments.output:
         raise UsageError("--shard, --merge and --dask need -o FILE: the parts lie beside it")
@@ -148,9 +149,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--time-budget is for a whole comparison: a share is measured whole, so leave one of them out")
     if arguments.shard:
         return _measure_shard(reference, candidate, arguments)
-    report = _compare_and_save(reference, candidate, arguments)
+    with _collecting_seldom():
+        report = _compare_and_save(reference, candidate, arguments)
     print_report(report, as_json=arguments.json, language=arguments.lang)
     return finish(report, arguments)
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Look for cycles every ``COLLECT_EVERY`` objects only: this may be somebody's own process."""
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _import_numpy() -> None:

@@ -229,10 +229,10 @@ def test_nothing_is_kept_alive(new_sink):
             out.sum().backward()
         del out
         assert inner() is None
-        lane = weakref.ref(recorder._calls)
+        calls = weakref.ref(recorder._calls)
     del recorder
     gc.collect()
-    assert lane() is None
+    assert calls() is None
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert copy.deepcopy(model) is not None
 
@@ -258,10 +258,10 @@ def run(steps):
 run(3)
 watched = [torch.float32, torch.strided, None, True, False, "", 0, torch.nn.Linear, "input", "output"]
 counts, blocks = [sys.getrefcount(item) for item in watched], sys.getallocatedblocks()
-run(40)
+run(200)  # one object a step would be 200; what is counted besides comes and goes
 after = [sys.getrefcount(item) for item in watched]
-assert sys.getallocatedblocks() - blocks < 200, sys.getallocatedblocks() - blocks
-assert all(new - old < 60 for new, old in zip(after, counts) if old < 1 << 30), (counts, after)
+assert sys.getallocatedblocks() - blocks < 180, sys.getallocatedblocks() - blocks
+assert all(new - old < 20 for new, old in zip(after, counts) if old < 1 << 30), (counts, after)
 """
 
 

@@ -101,9 +101,9 @@ def _find_shims() -> tuple[int, ...]:
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         functions = [getattr(library, f"aoti_torch_get_{name}") for name in _SHIMS]
-    except (OSError, AttributeError):  # torch before 2.6, or built in another way
+    except (OSError, AttributeError):  # an older torch, or one that was built in another way
         return ()
-    looked = torch.arange(24, dtype=torch.float64).view(2, 3, 4)[1:, :, 1:]
+    looked = torch.arange(24, dtype=torch.float64, device="cpu").view(2, 3, 4)[1:, :, 1:]
     handle = ctypes.byref(ctypes.c_void_p(looked._cdata))
     return tuple(map(_address_of, functions)) if _describe(functions, handle, looked.dim()) == _expect(looked) else ()
 

@@ -23,15 +23,15 @@ static inline void put(PyObject **room, PyObject *stolen) {
 
 /* Names of attributes and methods. */
 #define NAMES(X)                                                                                                       \
-    X(acquire) X(release) X(address) X(array) X(attributes) X(data_ptr) X(dtype) X(excuse) X(extra) X(find) X(find_shelf) X(form)    \
-    X(frames) X(grad) X(gradient) X(grad_fn) X(is_conj) X(is_cpu) X(is_leaf) X(is_neg) X(is_nested) X(is_replica)   \
-    X(kind) X(layout) X(named_parameters) X(nbytes) X(next_functions) X(ordinal) X(output_nr) X(overwrites) X(parent)  \
-    X(register_hook) X(register_prehook) X(requires_grad) X(same_as) X(shape) X(source) X(stride) X(tier) X(training)  \
-    X(untyped_storage) X(variable) X(also) X(shared) X(inside) X(cast) X(take_share)    \
-    X(note_late)
+    X(address) X(array) X(attributes) X(data_ptr) X(dtype) X(excuse) X(find) X(find_shelf) X(frames) X(grad)           \
+    X(gradient) X(grad_fn) X(is_conj) X(is_cpu) X(is_leaf) X(is_neg) X(is_nested) X(kind) X(layout)                    \
+    X(named_parameters) X(nbytes) X(next_functions) X(output_nr) X(overwrites) X(register_hook) X(register_prehook)    \
+    X(requires_grad) X(same_as) X(shape) X(stride) X(training) X(untyped_storage) X(variable) X(also) X(shared)        \
+    X(inside) X(cast) X(take_share) X(note_late)
 #define PRIVATE_NAMES(X)                                                                                               \
-    X(find_site) X(unwind) X(relate) X(take_buffers) X(take_changed_buffers) X(append) X(describe_modes)           \
-    X(hand_on) X(cdata) X(modules) X(parameters) X(buffers) X(forward_hooks) X(forward_pre_hooks) X(sequence_nr) X(version) X(initialized)
+    X(find_site) X(unwind) X(relate) X(take_buffers) X(take_changed_buffers) X(append) X(describe_modes) X(hand_on)    \
+    X(cdata) X(modules) X(parameters) X(buffers) X(forward_hooks) X(forward_pre_hooks) X(sequence_nr) X(version)       \
+    X(initialized)
 
 #define DECLARE(name) static PyObject *name_##name;
 NAMES(DECLARE)

@@ -7,7 +7,7 @@
 /* Known forms: (Form or None, nbytes, whether it is complex). */
 enum { FORM, FORM_BYTES, FORM_COMPLEX };
 
-/* torch's functions for compiled code (AOTInductor's C interface, from torch 2.2 on), where they are there: they answer
+/* torch's functions for compiled code (AOTInductor's C interface), where they are there (torch 2.13 has them, 2.1 has not): they answer
  * what takes a dozen attributes of Python. A handle points to a tensor object, which is one pointer to its data. Each
  * returns 0, or prints an error: nested tensors, which have no sizes, must not come here. */
 typedef const void *Handle;

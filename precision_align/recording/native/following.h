@@ -72,12 +72,7 @@ static int set_targets(Lane *self, PyObject *frame, PyObject *module, PyObject *
 
 static int take_input(Lane *self, PyObject *frame, PyObject *leaf) {
     PyObject *tensor = TENSOR(leaf), *shelf = GET(frame, frame, shelf), *seen = GET(frame, frame, seen), *staged = NULL;
-    if (self->with_tensors) {
-        if (lane_lock(self)) return -1;
-        staged = lane_stage(self, tensor, GET(shelf, shelf, tier));
-        lane_unlock(self);
-        if (!staged) return -1;
-    }
+    if (self->with_tensors && !(staged = lane_copy(self, frame, tensor))) return -1;
     PyObject *known = find_seen(seen, tensor), *extra = NULL;
     int failed = PyErr_Occurred() != NULL;
     if (known) {
@@ -179,12 +174,7 @@ static int remember(Lane *self, PyObject *above, PyObject *frame, PyObject *tens
 
 static int take_output(Lane *self, PyObject *frame, PyObject *above, PyObject *leaf, int several, Output *output) {
     PyObject *tensor = TENSOR(leaf), *shelf = GET(frame, frame, shelf), *seen = GET(frame, frame, seen), *staged = NULL;
-    if (self->with_tensors) {
-        if (lane_lock(self)) return -1;
-        staged = lane_stage(self, tensor, GET(shelf, shelf, tier));
-        lane_unlock(self);
-        if (!staged) return -1;
-    }
+    if (self->with_tensors && !(staged = lane_copy(self, frame, tensor))) return -1;
     PyObject *known = hold(find_seen(seen, tensor));
     output->tensor = hold(tensor);
     output->path = hold(join(self, self->output_paths, "output", PATH(leaf)));
@@ -238,15 +228,13 @@ static int put_written(Lane *self, PyObject *frame, PyObject *sighting, PyObject
 /* One thing seen: an input that the call may have written into without returning it. */
 static int take_written_input(Lane *self, PyObject *frame, PyObject *sighting, Output *outputs, Py_ssize_t count,
                               int stock) {
-    PyObject *shelf = GET(frame, frame, shelf);
     const char *path = PyUnicode_AsUTF8(GET(sighting, sighting, path));
     if (!path || strncmp(path, "input.", 6)) return path ? 0 : -1;
     PyObject *tensor = dereference(GET(sighting, sighting, reference)), *staged = NULL;
     int same = !tensor || is_returned(outputs, count, tensor) ? 1 : stock ? has_version_of(self, sighting, tensor) : 0;
     int failed = same < 0;
-    if (!same && !(failed = lane_lock(self))) {
-        staged = lane_stage(self, tensor, GET(shelf, shelf, tier));
-        lane_unlock(self);
+    if (!same) {
+        staged = lane_copy(self, frame, tensor);
         same = staged ? sighting_holds(self, sighting, tensor, staged) : -1;
         failed = same < 0 || (!same && put_written(self, frame, sighting, staged));
     }

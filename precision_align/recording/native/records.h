@@ -130,6 +130,15 @@ static PyObject *lane_stage(Lane *self, PyObject *tensor, PyObject *tier) {
     return PyObject_Vectorcall(self->stage, arguments, 2, NULL);
 }
 
+/* The same inside of the lock, of a tensor of a call; twin of Tape.stage. */
+static PyObject *lane_copy(Lane *self, PyObject *frame, PyObject *tensor) {
+    PyObject *shelf = GET(frame, frame, shelf);
+    if (lane_lock(self)) return NULL;
+    PyObject *staged = lane_stage(self, tensor, GET(shelf, shelf, tier));
+    lane_unlock(self);
+    return staged;
+}
+
 /* Hand a copy over, inside of the lock; twin of Tape._append. */
 static int lane_append(Lane *self, PyObject *shelf, PyObject *slot, PyObject *step, PyObject *micro, PyObject *staged) {
     Copier *copier = (Copier *)self->copier;
